@@ -1,0 +1,50 @@
+"""What can end a run, and the exit code that says so.
+
+Every error that a person can cause or mend is a `JaxtrainError`: it is printed as its message, without a traceback.
+Anything else is a bug or a broken machine: it keeps its traceback and ends with `EXIT_CRASHED`.
+"""
+
+EXIT_COMPLETE = 0
+EXIT_CRASHED = 1
+EXIT_BAD_INPUT = 2
+EXIT_NON_FINITE = 3
+EXIT_BAD_CHECKPOINT = 4
+EXIT_BAD_DATA = 5
+EXIT_MISSING_WORKER = 6
+EXIT_INTERRUPTED = 130
+
+
+class JaxtrainError(Exception):
+    """A failure whose message says what is wrong, where, and what to do."""
+
+    exit_code = EXIT_CRASHED
+
+
+class ConfigError(JaxtrainError):
+    """The request can't be met: a wrong key or value, or a run directory that belongs to another run."""
+
+    exit_code = EXIT_BAD_INPUT
+
+
+class NonFiniteError(JaxtrainError):
+    """The loss or a gradient was not finite and `non_finite: stop` holds."""
+
+    exit_code = EXIT_NON_FINITE
+
+
+class CheckpointError(JaxtrainError):
+    """Checkpoints exist but none can be read, or one can't be written."""
+
+    exit_code = EXIT_BAD_CHECKPOINT
+
+
+class DataError(JaxtrainError):
+    """The data set is broken or doesn't fit the model, found while training."""
+
+    exit_code = EXIT_BAD_DATA
+
+
+class MissingWorkerError(JaxtrainError):
+    """Not all processes came together in time."""
+
+    exit_code = EXIT_MISSING_WORKER

@@ -1,0 +1,58 @@
+"""The world that every test runs in: eight virtual CPU devices and one compile cache, for child processes too."""
+
+import functools
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+DEVICES = 8
+COMPILE_CACHE = Path(__file__).resolve().parents[1] / ".cache" / "compile"
+
+if "jax" in sys.modules:
+    raise pytest.UsageError(
+        "jax was imported before tests/conftest.py could choose its devices; look for a plugin that does"
+    )
+
+
+def _with_virtual_devices(xla_flags: str) -> str:
+    others = re.sub(r"--xla_force_host_platform_device_count=\S*", "", xla_flags)
+    return f"{others} --xla_force_host_platform_device_count={DEVICES}".strip()
+
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = _with_virtual_devices(os.environ.get("XLA_FLAGS", ""))
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILE_CACHE)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data set of 52 rows of up to 32 tokens, one document each when not packed, and 11 held-out rows."""
+    from tests.factories import make_dataset, make_documents  # not before the environment is set
+
+    folder = tmp_path_factory.mktemp("data") / "tiny"
+    train = make_documents([2 + (7 * index) % 32 for index in range(52)])
+    make_dataset(folder, train, make_documents([2 + 3 * index for index in range(11)], seed=1))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def straight(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Callable[[str], Path]:
+    """Mesh name to the directory of a run of 10 steps that nobody disturbed: dropout, shuffle, checkpoints 5 and 10.
+
+    Each mesh is run once for all tests: copy the directory before anything is changed in it.
+    """
+    from tests.runs import MESHES, STRAIGHT, run_here, tiny_config
+
+    @functools.cache
+    def run(mesh: str) -> Path:
+        devices, overrides = MESHES[mesh]
+        config = tiny_config(tmp_path_factory.mktemp("straight"), tiny_data, *STRAIGHT, *overrides)
+        run_here(config, devices)
+        return config.run_dir
+
+    return run
