@@ -1,0 +1,59 @@
+"""What a run is told: the typed configuration, how it is read, checked, compared and printed. Never imports jax."""
+
+from jaxtrain.config.arguments import Arguments, parse_arguments
+from jaxtrain.config.checks import check, check_layout, check_steps, resolve_mesh
+from jaxtrain.config.difference import Difference, difference, format_differences
+from jaxtrain.config.load import dump, json_schema, load
+from jaxtrain.config.schema import (
+    AdamWConfig,
+    CheckpointConfig,
+    Config,
+    ConstantSchedule,
+    CosineSchedule,
+    DataConfig,
+    DecoderConfig,
+    DistributedConfig,
+    EvalConfig,
+    LossConfig,
+    MeshConfig,
+    OptimizerConfig,
+    RopeConfig,
+    RopeScaling,
+    Schedule,
+    Section,
+    SgdConfig,
+    ShardingConfig,
+)
+
+__all__ = [
+    "AdamWConfig",
+    "Arguments",
+    "CheckpointConfig",
+    "Config",
+    "ConstantSchedule",
+    "CosineSchedule",
+    "DataConfig",
+    "DecoderConfig",
+    "Difference",
+    "DistributedConfig",
+    "EvalConfig",
+    "LossConfig",
+    "MeshConfig",
+    "OptimizerConfig",
+    "RopeConfig",
+    "RopeScaling",
+    "Schedule",
+    "Section",
+    "SgdConfig",
+    "ShardingConfig",
+    "check",
+    "check_layout",
+    "check_steps",
+    "difference",
+    "dump",
+    "format_differences",
+    "json_schema",
+    "load",
+    "parse_arguments",
+    "resolve_mesh",
+]

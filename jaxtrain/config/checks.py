@@ -1,0 +1,276 @@
+"""What several keys must satisfy together, in one place; limits on a single key stand in the schema.
+
+`check` needs the configuration alone. `check_layout` repeats what depends on the mesh once its sizes are known on real
+devices, and `check_steps` what depends on the length of the run once the data has set it. Every problem names the keys,
+their values and the nearest values that are right.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from jaxtrain.config.schema import Config, MeshConfig
+from jaxtrain.errors import ConfigError
+
+AXES = tuple(MeshConfig.model_fields)
+BATCH_AXES = ("data", "fsdp", "expert")
+UNSUPPORTED_AXES = ("pipeline", "expert", "context")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A fault among several keys; `keys` are all that take part in it."""
+
+    keys: tuple[str, ...]
+    message: str
+
+
+def check(config: Config, origins: Mapping[str, str] | None = None) -> None:
+    """Raise ConfigError if the keys contradict each other on any number of devices."""
+    sizes = {axis: size for axis, size in config.mesh if size >= 1}
+    problems = [
+        *_heads(config),
+        *_rope(config),
+        *_length(config),
+        *_warmup(config, config.steps),
+        *_mesh(config.mesh),
+        *_data(config),
+        *_distributed(config),
+        *_layout(config, sizes),
+    ]
+    _raise(problems, config.origins if origins is None else origins)
+
+
+def check_layout(config: Config, axis_sizes: Mapping[str, int], origins: Mapping[str, str] | None = None) -> None:
+    """Raise ConfigError if the model or a batch doesn't divide over the mesh, whose sizes all are known here."""
+    _raise(_layout(config, axis_sizes), config.origins if origins is None else origins)
+
+
+def check_steps(config: Config, steps: int, origins: Mapping[str, str] | None = None) -> None:
+    """Raise ConfigError if the schedule doesn't fit a run of so many steps, known here also where the data sets it."""
+    _raise(_warmup(config, steps), config.origins if origins is None else origins)
+
+
+def resolve_mesh(mesh: MeshConfig, devices: int, origins: Mapping[str, str] | None = None) -> dict[str, int]:
+    """The size of each axis, outermost first, with -1 replaced by what is left of the devices.
+
+    Raises ConfigError if the axes don't multiply to the number of devices.
+    """
+    places = origins or {}
+    _raise(_mesh(mesh), places)
+    sizes = dict(mesh)
+    fixed = math.prod(size for size in sizes.values() if size != -1)
+    named = [f"mesh.{axis}" for axis, size in sizes.items() if size != 1]
+    product = " × ".join(f"mesh.{axis}={size}" for axis, size in sizes.items() if size not in (1, -1)) or "all axes 1"
+    open_axes = [axis for axis, size in sizes.items() if size == -1]
+    if not open_axes and fixed != devices:
+        message = f"{product} needs {_count(fixed)}, but there are {devices}; {_mesh_that_fits(sizes, devices)}"
+        _raise([Problem(tuple(named) or ("mesh",), message)], places)
+    if open_axes and devices % fixed:
+        fitting = _listed(divisor for divisor in range(1, devices + 1) if devices % divisor == 0)
+        message = (
+            f"{product} = {fixed} doesn't divide {devices} devices, so mesh.{open_axes[0]}=-1 has no whole size; "
+            f"the axes other than that one may multiply to {fitting}"
+        )
+        _raise([Problem(tuple(named), message)], places)
+    return {axis: devices // fixed if size == -1 else size for axis, size in sizes.items()}
+
+
+def _heads(config: Config) -> Iterator[Problem]:
+    model = config.model
+    if model.head_dim is None and model.embed % model.heads:
+        yield Problem(
+            ("model.embed", "model.heads"),
+            f"model.embed={model.embed} doesn't divide by model.heads={model.heads}; "
+            f"the nearest embed is {_multiples(model.embed, 2 * model.heads)}, or set model.head_dim",
+        )
+    elif model.resolved_head_dim % 2:
+        keys = ("model.embed", "model.heads") if model.head_dim is None else ("model.head_dim",)
+        yield Problem(
+            keys,
+            f"the head width must be even for rotary embedding, but {_valued(config, keys)} gives "
+            f"{model.resolved_head_dim}; the nearest is {_multiples(model.resolved_head_dim, 2)}",
+        )
+    if model.heads % model.resolved_kv_heads:
+        yield Problem(
+            ("model.kv_heads", "model.heads"),
+            f"model.heads={model.heads} doesn't divide by model.kv_heads={model.kv_heads}; "
+            f"kv_heads may be {_divisors(model.heads)}",
+        )
+
+
+def _rope(config: Config) -> Iterator[Problem]:
+    scaling = config.model.rope.scaling
+    if scaling is not None and scaling.low_frequency_factor >= scaling.high_frequency_factor:
+        keys = ("model.rope.scaling.low_frequency_factor", "model.rope.scaling.high_frequency_factor")
+        yield Problem(keys, f"{_valued(config, keys)}: the first must be below the second; Llama 3.1 has 1 and 4")
+
+
+def _length(config: Config) -> Iterator[Problem]:
+    if config.steps is None and config.data.epochs is None:
+        yield Problem(
+            ("steps", "data.epochs"),
+            "the run has no end: steps=null and data.epochs=null; set steps, or data.epochs to let the data set it",
+        )
+
+
+def _warmup(config: Config, steps: int | None) -> Iterator[Problem]:
+    warmup = config.optimizer.schedule.warmup
+    if steps is not None and warmup > steps:
+        yield Problem(
+            ("optimizer.schedule.warmup", "steps"),
+            f"optimizer.schedule.warmup={warmup} is longer than the run, steps={steps}; it may be at most {steps}",
+        )
+
+
+def _mesh(mesh: MeshConfig) -> Iterator[Problem]:
+    for axis, size in mesh:
+        if axis in UNSUPPORTED_AXES and size != 1:
+            yield Problem((f"mesh.{axis}",), f"mesh.{axis}={size} is not supported yet; the nearest value is 1")
+        elif size == 0:
+            yield Problem((f"mesh.{axis}",), f"mesh.{axis}=0 leaves no device; use 1, or -1 for all that are left")
+    open_axes = tuple(f"mesh.{axis}" for axis, size in mesh if size == -1 and axis not in UNSUPPORTED_AXES)
+    if len(open_axes) > 1:
+        yield Problem(open_axes, f"{' and '.join(f'{axis}=-1' for axis in open_axes)}: only one axis may be -1")
+
+
+def _data(config: Config) -> Iterator[Problem]:
+    data = config.data
+    if data.vocab is not None and data.vocab > config.model.vocab:
+        yield Problem(
+            ("data.vocab", "model.vocab"),
+            f"data.vocab={data.vocab} gives token ids that model.vocab={config.model.vocab} has no rows for; "
+            f"data.vocab may be at most {config.model.vocab}",
+        )
+    if data.source is not None and data.held_out == 0 and config.eval.every > 0:
+        yield Problem(
+            ("eval.every", "data.held_out"),
+            f"eval.every={config.eval.every} has nothing to evaluate on with data.held_out=0.0; "
+            "set data.held_out above 0 (its default is 0.02), or eval.every=0",
+        )
+
+
+def _distributed(config: Config) -> Iterator[Problem]:
+    names = ("coordinator", "processes", "process_id")
+    keys = tuple(f"distributed.{name}" for name in names)
+    distributed = config.distributed
+    missing = [key for key, name in zip(keys, names, strict=True) if getattr(distributed, name) is None]
+    if missing and len(missing) < len(names):
+        yield Problem(keys, f"{', '.join(keys)} are given together or not at all; {' and '.join(missing)} is null")
+    process_id, processes = distributed.process_id, distributed.processes
+    if not missing and process_id is not None and processes is not None and process_id >= processes:
+        yield Problem(keys[1:], f"{_valued(config, keys[1:])}: process_id may be at most {processes - 1}")
+
+
+def _layout(config: Config, sizes: Mapping[str, int]) -> Iterator[Problem]:
+    yield from _tensor(config, sizes.get("tensor", 1))
+    yield from _fsdp(config, sizes.get("fsdp", 1))
+    if all(axis in sizes for axis in BATCH_AXES):
+        yield from _batches(config, {axis: sizes[axis] for axis in BATCH_AXES})
+
+
+def _tensor(config: Config, tensor: int) -> Iterator[Problem]:
+    model = config.model
+    dimensions = {
+        "model.heads": model.heads,
+        "model.kv_heads": model.resolved_kv_heads,
+        "model.mlp": model.mlp,
+        "model.vocab": model.vocab,
+        "data.sequence": config.data.sequence,
+    }
+    fitting = _divisors(math.gcd(*dimensions.values()))
+    for key, size in dimensions.items():
+        if size % tensor and not (key == "model.kv_heads" and model.kv_heads is None):
+            yield Problem(
+                (key, "mesh.tensor"),
+                f"{key}={size} doesn't divide by mesh.tensor={tensor}; "
+                f"the nearest {key} is {_multiples(size, tensor)}, and mesh.tensor may be {fitting}",
+            )
+
+
+def _fsdp(config: Config, fsdp: int) -> Iterator[Problem]:
+    model = config.model
+    if model.embed % fsdp:
+        unit = fsdp if model.head_dim is not None else math.lcm(fsdp, 2 * model.heads)
+        yield Problem(
+            ("model.embed", "mesh.fsdp"),
+            f"model.embed={model.embed} doesn't divide by mesh.fsdp={fsdp}; the nearest model.embed is "
+            f"{_multiples(model.embed, unit)}, and mesh.fsdp may be {_divisors(model.embed, at_most=fsdp)}",
+        )
+
+
+def _batches(config: Config, sizes: Mapping[str, int]) -> Iterator[Problem]:
+    shards = math.prod(sizes.values())
+    axes = tuple(f"mesh.{axis}" for axis, size in sizes.items() if size > 1)
+    over = f"{shards} batch shards ({' × '.join(f'mesh.{axis}={size}' for axis, size in sizes.items() if size > 1)})"
+    if config.global_batch % shards:
+        yield Problem(
+            ("global_batch", *axes),
+            f"global_batch={config.global_batch} doesn't divide over {over}; "
+            f"the nearest is {_multiples(config.global_batch, shards)}",
+        )
+    elif config.microbatch is not None and (config.global_batch // shards) % config.microbatch:
+        share = config.global_batch // shards
+        yield Problem(
+            ("microbatch", "global_batch", *axes),
+            f"microbatch={config.microbatch} doesn't divide the {share} examples that each device has of "
+            f"global_batch={config.global_batch}; it may be {_divisors(share)}",
+        )
+    if config.eval.batch is not None and config.eval.batch % shards:
+        yield Problem(
+            ("eval.batch", *axes),
+            f"eval.batch={config.eval.batch} doesn't divide over {over}; "
+            f"the nearest is {_multiples(config.eval.batch, shards)}",
+        )
+
+
+def _raise(problems: Iterable[Problem], origins: Mapping[str, str]) -> None:
+    lines = []
+    for problem in problems:
+        places = dict.fromkeys(origins[key] for key in problem.keys if key in origins)
+        lines.append(f"{', '.join(places)}: {problem.message}" if places else problem.message)
+    if lines:
+        raise ConfigError("\n".join(lines))
+
+
+def _valued(config: Config, keys: tuple[str, ...]) -> str:
+    texts = []
+    for key in keys:
+        value: object = config
+        for part in key.split("."):
+            value = getattr(value, part)
+        texts.append(f"{key}={value}")
+    return ", ".join(texts)
+
+
+def _mesh_that_fits(sizes: Mapping[str, int], devices: int) -> str:
+    """One axis changed so that the mesh fits, the smallest change first."""
+    product = math.prod(sizes.values())
+    candidates = {
+        axis: devices * size // product
+        for axis, size in sizes.items()
+        if axis not in UNSUPPORTED_AXES and devices % (product // size) == 0
+    }
+    if not candidates:
+        return "the axes must multiply to that; one of them may be -1 for all that are left"
+    axis = min(candidates, key=lambda name: abs(math.log(candidates[name] / sizes[name])))
+    return f"mesh.{axis}={candidates[axis]} would fit"
+
+
+def _multiples(value: int, unit: int) -> str:
+    below = value // unit * unit
+    return f"{below} or {below + unit}" if below else str(unit)
+
+
+def _divisors(value: int, at_most: int | None = None) -> str:
+    limit = value if at_most is None else min(value, at_most)
+    return _listed(divisor for divisor in range(1, limit + 1) if value % divisor == 0)
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    texts = [str(number) for number in numbers]
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
+
+
+def _count(devices: int) -> str:
+    return "1 device" if devices == 1 else f"{devices} devices"

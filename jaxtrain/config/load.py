@@ -1,0 +1,59 @@
+"""From a file and overrides to a `Config`, and back to text."""
+
+import io
+from collections.abc import Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from ruamel.yaml import YAML
+
+from jaxtrain.config.checks import check
+from jaxtrain.config.explain import explain
+from jaxtrain.config.schema import Config
+from jaxtrain.config.source import overlay, places, plain, read_chain, read_overrides
+from jaxtrain.config.tree import ROOT
+from jaxtrain.errors import ConfigError
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """The configuration that a YAML file, the files it is based on and `key.path=value` overrides give together.
+
+    Raises ConfigError that lists all faults, one line each: where, which key, what is wrong, the nearest right one.
+    """
+    problems: list[str] = []
+    layers = [*read_chain(Path(path), problems), read_overrides(overrides, problems)]
+    merged = reduce(lambda base, child: overlay(base, child, ROOT), layers)
+    origins = dict(places(merged))
+    config = None
+    try:
+        config = Config.model_validate(plain(merged)).with_origins(origins)
+    except ValidationError as error:
+        problems += explain(error, origins, default_place=str(path))
+    if config is None or problems:
+        raise ConfigError("\n".join(problems))
+    check(config)
+    return config
+
+
+def dump(config: Config) -> str:
+    """Every key with its value, as YAML that `load` reads back to an equal configuration."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # declared as None in ruamel.yaml
+    text = io.StringIO()
+    yaml.dump(config.to_dict(), text)
+    return text.getvalue()
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of a configuration file, for editors: every key, its type, limits, default and description."""
+    schema = Config.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["properties"]["base"] = {
+        "type": "string",
+        "description": "Path of a configuration, relative to this file, whose values hold where this one has none.",
+    }
+    schema["anyOf"] = [{"required": [key]} for key in (*schema.pop("required"), "base")]
+    return schema

@@ -1,0 +1,101 @@
+"""The schema as a tree of dotted keys: what exists, what a section may hold, what may change on resume."""
+
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from jaxtrain.config.schema import Config, Section
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of the schema, by its dotted path, with its default as plain data."""
+
+    path: str
+    is_section: bool
+    may_change: bool
+    default: Any
+
+    @property
+    def has_default(self) -> bool:
+        """Whether the key may be left out; a section that can't be null has the defaults of its keys instead."""
+        return self.default is not PydanticUndefined
+
+
+@dataclass(frozen=True)
+class Variants:
+    """The classes that a section can have; where there are several, the key `tag` tells which one it is."""
+
+    classes: tuple[type[Section], ...]
+    tag: str | None = None
+
+    def named(self, name: object) -> type[Section] | None:
+        """The class whose tag has this value; None stands for a tag that was left out."""
+        if self.tag is None:
+            return self.classes[0] if self.classes else None
+        for cls in self.classes:
+            field = cls.model_fields[self.tag]
+            if name in get_args(field.annotation) or (name is None and not field.is_required()):
+                return cls
+        return None
+
+    def having(self, key: str) -> list[str]:
+        """The tag values of the classes that have this key."""
+        if self.tag is None:
+            return []
+        owners = [cls for cls in self.classes if key in cls.model_fields]
+        return [str(name) for cls in owners for name in get_args(cls.model_fields[self.tag].annotation)]
+
+    def below(self, key: str) -> "Variants":
+        """What the section under `key` can be; no class at all where `key` is unknown or holds no section."""
+        fields = [cls.model_fields[key] for cls in self.classes if key in cls.model_fields]
+        return variants_of(fields[0]) if fields else Variants(())
+
+
+ROOT = Variants((Config,))
+
+
+def variants_of(field: FieldInfo) -> Variants:
+    """The section classes that a field can hold."""
+    tag = field.discriminator if isinstance(field.discriminator, str) else None
+    return Variants(tuple(_section_classes(field.annotation)), tag)
+
+
+def is_nullable(field: FieldInfo) -> bool:
+    """Whether the field may be null."""
+    return type(None) in _members(field.annotation)
+
+
+@cache
+def keys() -> Mapping[str, Key]:
+    """Every key of every variant, in the order of the schema."""
+    found: dict[str, Key] = {}
+    for key in _walk(ROOT, ""):
+        found.setdefault(key.path, key)
+    return found
+
+
+def _walk(variants: Variants, prefix: str) -> Iterator[Key]:
+    for cls in variants.classes:
+        for name, field in cls.model_fields.items():
+            below = variants_of(field)
+            extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+            default = str(field.default.expanduser()) if isinstance(field.default, Path) else field.default
+            yield Key(prefix + name, bool(below.classes), bool(extra.get("may_change_on_resume")), default)
+            yield from _walk(below, f"{prefix}{name}.")
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+
+
+def _section_classes(annotation: Any) -> Iterator[type[Section]]:
+    for member in _members(annotation):
+        if isinstance(member, type) and issubclass(member, Section):
+            yield member

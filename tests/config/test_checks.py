@@ -1,0 +1,262 @@
+"""What several keys must satisfy together: which combinations are refused, and what the refusal says."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxtrain.config import Config, MeshConfig, check, check_layout, check_steps, load, resolve_mesh
+from jaxtrain.errors import ConfigError
+
+ONE_DEVICE = {"pipeline": 1, "data": 1, "fsdp": 1, "expert": 1, "context": 1, "tensor": 1}
+
+
+def config(**sections: Any) -> Config:
+    tiny = {"vocab": 256, "layers": 2, "embed": 64, "heads": 4, "kv_heads": 2, "mlp": 128} | sections.pop("model", {})
+    return Config.model_validate({"run_dir": "r", "steps": 10, "global_batch": 8, "model": tiny, **sections})
+
+
+def refusal(config: Config, **axis_sizes: int) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        check_layout(config, ONE_DEVICE | axis_sizes) if axis_sizes else check(config)
+    return str(caught.value).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"model": {"heads": 6, "kv_heads": 4, "head_dim": 16}},
+            "model.heads=6 doesn't divide by model.kv_heads=4; kv_heads may be 1, 2, 3 or 6",
+        ),
+        (
+            {"model": {"embed": 62}},
+            "model.embed=62 doesn't divide by model.heads=4; the nearest embed is 56 or 64, or set model.head_dim",
+        ),
+        (
+            {"model": {"head_dim": 15}},
+            "the head width must be even for rotary embedding, but model.head_dim=15 gives 15; the nearest is 14 or 16",
+        ),
+        (
+            {"model": {"embed": 60}},
+            "the head width must be even for rotary embedding, but model.embed=60, model.heads=4 gives 15; "
+            "the nearest is 14 or 16",
+        ),
+        (
+            {"steps": None},
+            "the run has no end: steps=null and data.epochs=null; set steps, or data.epochs to let the data set it",
+        ),
+        (
+            {"optimizer": {"schedule": {"warmup": 11}}},
+            "optimizer.schedule.warmup=11 is longer than the run, steps=10; it may be at most 10",
+        ),
+        (
+            {"optimizer": {"name": "sgd", "schedule": {"kind": "constant", "warmup": 11}}},
+            "optimizer.schedule.warmup=11 is longer than the run, steps=10; it may be at most 10",
+        ),
+        ({"mesh": {"pipeline": 2}}, "mesh.pipeline=2 is not supported yet; the nearest value is 1"),
+        ({"mesh": {"expert": 2}}, "mesh.expert=2 is not supported yet; the nearest value is 1"),
+        ({"mesh": {"context": -1, "data": 1}}, "mesh.context=-1 is not supported yet; the nearest value is 1"),
+        ({"mesh": {"tensor": 0}}, "mesh.tensor=0 leaves no device; use 1, or -1 for all that are left"),
+        ({"mesh": {"fsdp": -1}}, "mesh.data=-1 and mesh.fsdp=-1: only one axis may be -1"),
+        (
+            {"data": {"vocab": 260}},
+            "data.vocab=260 gives token ids that model.vocab=256 has no rows for; data.vocab may be at most 256",
+        ),
+        (
+            {"eval": {"every": 5}, "data": {"source": "python_stdlib", "held_out": 0.0}},
+            "eval.every=5 has nothing to evaluate on with data.held_out=0.0; "
+            "set data.held_out above 0 (its default is 0.02), or eval.every=0",
+        ),
+        (
+            {"distributed": {"coordinator": "h:1", "process_id": 1}},
+            "distributed.coordinator, distributed.processes, distributed.process_id are given together or not at all; "
+            "distributed.processes is null",
+        ),
+        (
+            {"distributed": {"coordinator": "h:1", "processes": 2, "process_id": 2}},
+            "distributed.processes=2, distributed.process_id=2: process_id may be at most 1",
+        ),
+        (
+            {
+                "model": {
+                    "rope": {
+                        "scaling": {
+                            "factor": 8,
+                            "low_frequency_factor": 4,
+                            "high_frequency_factor": 4,
+                            "original_sequence": 8192,
+                        }
+                    }
+                }
+            },
+            "model.rope.scaling.low_frequency_factor=4.0, model.rope.scaling.high_frequency_factor=4.0: "
+            "the first must be below the second; Llama 3.1 has 1 and 4",
+        ),
+        (
+            {"mesh": {"tensor": 4}},
+            "model.kv_heads=2 doesn't divide by mesh.tensor=4; the nearest model.kv_heads is 4, "
+            "and mesh.tensor may be 1 or 2",
+        ),
+    ],
+)
+def test_keys_that_contradict_each_other_are_refused_with_the_nearest_values(
+    sections: dict[str, Any], message: str
+) -> None:
+    assert refusal(config(**sections)) == [message]
+
+
+def test_what_is_just_right_passes() -> None:
+    check(
+        config(
+            mesh={"data": 2, "fsdp": 2, "tensor": 2},
+            microbatch=1,
+            eval={"every": 5, "batch": 4},
+            data={"vocab": 256},
+            optimizer={"schedule": {"warmup": 10}},
+            distributed={"coordinator": "h:1", "processes": 2, "process_id": 1},
+        )
+    )
+    check(config(steps=None, data={"epochs": 1}))
+
+
+def test_all_contradictions_are_listed_at_once() -> None:
+    lines = refusal(config(mesh={"pipeline": 2, "tensor": 3}, optimizer={"schedule": {"warmup": 11}}))
+    named = ["warmup", "pipeline=2", "heads=4", "kv_heads=2", "mlp=128", "vocab=256", "sequence=256"]
+    assert len(lines) == len(named)
+    assert all(key in line for key, line in zip(named, lines, strict=True))
+
+
+def test_a_contradiction_is_placed_at_every_line_that_takes_part(tmp_path: Path) -> None:
+    path = tmp_path / "c.yml"
+    path.write_text("run_dir: r\nsteps: 10\nmodel:\n  heads: 4\n  kv_heads: 2\n")
+    with pytest.raises(ConfigError, match=rf"^{path}:5, override mesh.tensor=4: model.kv_heads=2 doesn't divide"):
+        load(path, ["mesh.tensor=4"])
+    loaded = load(path)
+    with pytest.raises(ConfigError, match=rf"^{path}:5: model.kv_heads=2 doesn't divide by mesh.tensor=4"):
+        check_layout(loaded, ONE_DEVICE | {"tensor": 4})
+
+
+@pytest.mark.parametrize(
+    ("sections", "axis_sizes", "message"),
+    [
+        (
+            {"global_batch": 6},
+            {"data": 8},
+            "global_batch=6 doesn't divide over 8 batch shards (mesh.data=8); the nearest is 8",
+        ),
+        (
+            {"global_batch": 14},
+            {"data": 2, "fsdp": 4},
+            "global_batch=14 doesn't divide over 8 batch shards (mesh.data=2 × mesh.fsdp=4); the nearest is 8 or 16",
+        ),
+        (
+            {"microbatch": 3},
+            {"data": 2},
+            "microbatch=3 doesn't divide the 4 examples that each device has of global_batch=8; it may be 1, 2 or 4",
+        ),
+        (
+            {"eval": {"batch": 3}},
+            {"fsdp": 8},
+            "eval.batch=3 doesn't divide over 8 batch shards (mesh.fsdp=8); the nearest is 8",
+        ),
+        (
+            {"model": {"embed": 60, "head_dim": 16}},
+            {"fsdp": 8},
+            "model.embed=60 doesn't divide by mesh.fsdp=8; the nearest model.embed is 56 or 64, "
+            "and mesh.fsdp may be 1, 2, 3, 4, 5 or 6",
+        ),
+        (
+            {"model": {"embed": 68, "heads": 2}},
+            {"fsdp": 8},
+            "model.embed=68 doesn't divide by mesh.fsdp=8; the nearest model.embed is 64 or 72, "
+            "and mesh.fsdp may be 1, 2 or 4",
+        ),
+        (
+            {"model": {"vocab": 255, "kv_heads": 4}},
+            {"tensor": 4},
+            "model.vocab=255 doesn't divide by mesh.tensor=4; the nearest model.vocab is 252 or 256, "
+            "and mesh.tensor may be 1",
+        ),
+        (
+            {"model": {"heads": 2, "kv_heads": None}},
+            {"tensor": 4},
+            "model.heads=2 doesn't divide by mesh.tensor=4; "
+            "the nearest model.heads is 4, and mesh.tensor may be 1 or 2",
+        ),
+        (
+            {"data": {"sequence": 30}},
+            {"tensor": 4},
+            "data.sequence=30 doesn't divide by mesh.tensor=4; the nearest data.sequence is 28 or 32, "
+            "and mesh.tensor may be 1 or 2",
+        ),
+    ],
+)
+def test_what_does_not_divide_over_the_mesh_is_refused_with_key_value_and_axis(
+    sections: dict[str, Any], axis_sizes: dict[str, int], message: str
+) -> None:
+    assert message in refusal(config(**sections), **axis_sizes)
+    at_config_time = config(**sections, mesh=ONE_DEVICE | axis_sizes)
+    assert message in refusal(at_config_time)
+
+
+def test_kv_heads_that_follow_heads_are_not_reported_beside_them() -> None:
+    assert len(refusal(config(model={"heads": 2, "kv_heads": None}), tensor=4)) == 1
+
+
+def test_batches_are_not_judged_before_the_open_axis_is_known() -> None:
+    open_mesh = config(global_batch=6)
+    check(open_mesh)
+    check_layout(open_mesh, resolve_mesh(open_mesh.mesh, 2))
+    assert refusal(open_mesh, **resolve_mesh(open_mesh.mesh, 8))
+
+
+def test_the_warmup_is_checked_against_the_length_that_the_data_give() -> None:
+    by_epochs = config(steps=None, data={"epochs": 1}, optimizer={"schedule": {"warmup": 5}})
+    check(by_epochs)
+    check_steps(by_epochs, 5)
+    with pytest.raises(ConfigError, match=r"^optimizer.schedule.warmup=5 is longer than the run, steps=4"):
+        check_steps(by_epochs, 4)
+
+
+def test_the_open_axis_takes_the_devices_that_are_left() -> None:
+    assert resolve_mesh(MeshConfig(fsdp=2, tensor=2), 8) == ONE_DEVICE | {"data": 2, "fsdp": 2, "tensor": 2}
+    assert resolve_mesh(MeshConfig(data=2, tensor=-1), 8) == ONE_DEVICE | {"data": 2, "tensor": 4}
+    assert resolve_mesh(MeshConfig(data=1), 1) == ONE_DEVICE
+    assert list(resolve_mesh(MeshConfig(), 3)) == ["pipeline", "data", "fsdp", "expert", "context", "tensor"]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "devices", "message"),
+    [
+        (
+            {"data": 2, "fsdp": 3},
+            8,
+            "mesh.data=2 × mesh.fsdp=3 needs 6 devices, but there are 8; mesh.fsdp=4 would fit",
+        ),
+        ({"data": 16}, 8, "mesh.data=16 needs 16 devices, but there are 8; mesh.data=8 would fit"),
+        ({"data": 1}, 8, "all axes 1 needs 1 device, but there are 8; mesh.data=8 would fit"),
+        (
+            {"data": 3, "fsdp": 3},
+            8,
+            "mesh.data=3 × mesh.fsdp=3 needs 9 devices, but there are 8; "
+            "the axes must multiply to that; one of them may be -1 for all that are left",
+        ),
+        (
+            {"tensor": 3},
+            8,
+            "mesh.tensor=3 = 3 doesn't divide 8 devices, so mesh.data=-1 has no whole size; "
+            "the axes other than that one may multiply to 1, 2, 4 or 8",
+        ),
+        ({"fsdp": -1}, 8, "mesh.data=-1 and mesh.fsdp=-1: only one axis may be -1"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_the_devices_is_refused(mesh: dict[str, int], devices: int, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve_mesh(MeshConfig(**mesh), devices)
+    assert str(caught.value) == message
+
+
+def test_a_mesh_that_does_not_fit_is_placed_where_it_was_written() -> None:
+    with pytest.raises(ConfigError, match=r"^c.yml:4: mesh.data=16 needs 16 devices"):
+        resolve_mesh(MeshConfig(data=16), 8, {"mesh.data": "c.yml:4"})
