@@ -1,0 +1,73 @@
+"""`RUN/events.jsonl`: what happened to a run and when, over all its restarts."""
+
+import os
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from jaxtrain.telemetry import jsonl
+
+STAMP = ("time", "date", "kind", "process")
+
+
+class EventLog:
+    """Appends events; unlike metrics, none is ever dropped. Several processes of one machine may share the file.
+
+    Each carries `time` (unix seconds), `date` (ISO 8601, UTC), `kind` and `process`. The kinds that jaxtrain
+    writes and reads, with their other fields:
+
+    | kind    | fields                                     |
+    |---------|--------------------------------------------|
+    | start   | `step`: last finished one (0: none), `steps`: planned ones |
+    | restore | `step`, `seconds`                          |
+    | compile | `what`, `seconds`                          |
+    | save    | `step`, `seconds`                          |
+    | eval    | `step`, `loss`, `seconds`                  |
+    | skip    | `step`, `reason`                           |
+    | stop    | `step`, `reason`, `exit_code`              |
+    """
+
+    def __init__(self, path: Path, process: int = 0) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Each event is one write to an O_APPEND file: lines of several processes don't mix.
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        self._process = process
+        self._end_torn_line()
+
+    def write(self, kind: str, /, **fields: Any) -> None:
+        """Appends one event. A `stop` is on the disk when this returns: nothing may come after it.
+
+        Raises:
+            ValueError: a field has the name of one that each event carries.
+        """
+        if taken := sorted(set(fields) & set(STAMP)):
+            raise ValueError(f"event {kind!r} can't have a field {taken[0]!r}: each event carries its own")
+        now = time.time()
+        date = datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")
+        line = jsonl.encode({"time": round(now, 3), "date": date, "kind": kind, "process": self._process, **fields})
+        os.write(self._file, line.encode())
+        if kind == "stop":
+            os.fsync(self._file)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _end_torn_line(self) -> None:
+        size = os.fstat(self._file).st_size
+        if size and os.pread(self._file, 1, size - 1) != b"\n":
+            os.write(self._file, b"\n")
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """The events in order; a line torn by a crash is passed over."""
+    return jsonl.read(path)

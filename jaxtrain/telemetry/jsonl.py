@@ -1,0 +1,79 @@
+"""Files of one JSON object a line: strict JSON, flushed line by line, read through what a crash leaves behind."""
+
+import json
+import logging
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+NON_FINITE = "non_finite"
+
+logger = logging.getLogger(__name__)
+
+
+def encode(record: Mapping[str, Any]) -> str:
+    """One line of strict JSON, with its newline. Array scalars become numbers.
+
+    JSON has no NaN and no infinity: such a value is written as null, and named once more under `non_finite`:
+    `{"step": 5, "loss": null, "non_finite": {"loss": "nan"}}`. `read` puts it back.
+    """
+    plain = {key: _plain(value) for key, value in record.items()}
+    non_finite = {key: str(value) for key, value in plain.items() if _is_non_finite(value)}
+    if non_finite:
+        plain = {key: None if key in non_finite else value for key, value in plain.items()} | {NON_FINITE: non_finite}
+    return json.dumps(plain, allow_nan=False) + "\n"
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The records of a file, as they were given to `encode`.
+
+    A last line that a crash tore is passed over; any other that is no JSON object too, with a warning.
+    """
+    return [record for record, _ in read_with_lines(path)]
+
+
+def read_with_lines(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yields each record with the line that it came from."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, start=1):
+            record = _decode(line)
+            if record is not None:
+                yield record, line
+            elif line.endswith("\n"):  # without a newline it is the last line, torn by a crash
+                logger.warning("%s, line %d is not a JSON object and is passed over: %.60r", path, number, line)
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Writes a whole file so that a reader, or a crash at any moment, finds the old text or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _decode(line: str) -> dict[str, Any] | None:
+    if not line.endswith("\n"):
+        return None
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    if not isinstance(record, dict):
+        return None
+    return record | {key: float(value) for key, value in record.pop(NON_FINITE, {}).items()}
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value
+
+
+def _is_non_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

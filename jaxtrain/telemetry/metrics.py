@@ -1,0 +1,52 @@
+"""`RUN/metrics.jsonl`: one value per step, whatever was killed and resumed in between."""
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from jaxtrain.telemetry import jsonl
+
+
+class MetricsWriter:
+    """Appends metrics; steps that a resumed run will repeat are dropped on opening.
+
+    A line of training carries `step, loss, grad_norm, learning_rate, tokens` (counted ones, of this step),
+    `tokens_per_second, step_seconds, data_wait` (a share of the step's time); a line of evaluation `step, eval_loss,
+    eval_tokens`. NaN and infinity are written as `jsonl.encode` says.
+
+    Exactly one process writes; the numbers it is given are global ones.
+    """
+
+    def __init__(self, path: Path, resume_step: int) -> None:
+        """Keeps the lines up to and with `resume_step`, the last step of the restored state; none at 0, a new start."""
+        _drop_lines_after(path, resume_step)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, *, step: int, **values: Any) -> None:
+        """Appends one line and hands it to the operating system, so that it outlives a killed process."""
+        self._file.write(jsonl.encode({"step": step, **values}))
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics file in order; a last line that is being written, or was torn, is passed over."""
+    return jsonl.read(path)
+
+
+def _drop_lines_after(path: Path, resume_step: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        return
+    kept = [line for record, line in jsonl.read_with_lines(path) if record.get("step", 0) <= resume_step > 0]
+    jsonl.replace_file(path, "".join(kept))

@@ -1,0 +1,247 @@
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from jaxtrain import report
+from jaxtrain.errors import EXIT_BAD_INPUT, EXIT_COMPLETE, ConfigError
+from jaxtrain.telemetry.events import EventLog
+from jaxtrain.telemetry.metrics import MetricsWriter
+from jaxtrain.telemetry.run_info import write_json_atomically
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """Ten of twelve planned steps with a restart after the fourth, stopped by hand."""
+    path = tmp_path / "my-run"
+    path.mkdir()
+    (path / "config.yml").write_text("steps: 12\n")
+    write_json_atomically(path / "run.json", {"git": {"commit": "0123456789abcdef", "dirty": True}})
+    with MetricsWriter(path / "metrics.jsonl", 0) as metrics:
+        for step in range(1, 11):
+            write_step(metrics, step)
+            if step % 5 == 0:
+                metrics.write(step=step, eval_loss=8.0 if step == 5 else 8.5, eval_tokens=50)
+    with EventLog(path / "events.jsonl") as events:
+        events.write("start", step=0, steps=12)
+        events.write("save", step=4, seconds=0.5)
+        events.write("start", step=4, steps=12)
+        events.write("skip", step=6, reason="loss is not finite")
+        events.write("save", step=8, seconds=1.5)
+        events.write("stop", step=10, reason="interrupted", exit_code=130)
+    return path
+
+
+def write_step(metrics, step, **changed):
+    values = {
+        "loss": 10.0 - step / 10,
+        "learning_rate": 1e-3,
+        "tokens": 100,
+        "tokens_per_second": 1000 + step,
+        "step_seconds": 0.1 * step,
+        "data_wait": 0.5 if step == 5 else 0.0,
+    }
+    metrics.write(step=step, **(values | changed))
+
+
+def test_the_summary_tells_what_happened(run_dir):
+    rows = report.summary(report.read_run(run_dir))
+    assert rows.pop("wall time").startswith("0:00:0")
+    assert rows == {
+        "steps": "10 of 12",
+        "training loss": "9.9000 first, 9.0000 last",
+        "evaluation loss": "8.0000 best (step 5), 8.5000 last",
+        "tokens": "1,000",
+        "tokens per second": "1,006 median",
+        "seconds per step": "0.55 median",
+        "waiting for data": "4.5% of the step time",
+        "restarts": "1",
+        "saves": "2, 1 s median, 1.5 s longest",
+        "updates skipped": "1",
+        "code": "0123456789ab with uncommitted changes",
+        "ended": "interrupted (exit code 130)",
+    }
+
+
+def test_the_command_prints_the_summary_and_draws_into_the_run(run_dir, capsys):
+    assert report.main([str(run_dir)]) == EXIT_COMPLETE
+    printed = capsys.readouterr().out
+    assert "my-run" in printed
+    assert "10 of 12" in printed
+    assert str(run_dir / "loss.png") in printed
+    height, width, _ = imread(run_dir / "loss.png").shape
+    assert (width, height) == (1800, 1100)
+
+
+def test_output_names_the_picture(run_dir, tmp_path):
+    assert report.main([str(run_dir), "--output", str(tmp_path / "other.png")]) == EXIT_COMPLETE
+    assert (tmp_path / "other.png").exists()
+    assert not (run_dir / "loss.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda path: None, "no such directory"),
+        (lambda path: path.mkdir(), "no run here"),
+        (lambda path: (path.mkdir(), (path / "metrics.jsonl").touch()), "not finished a step yet"),
+    ],
+)
+def test_a_missing_foreign_or_empty_run_is_one_clear_line(tmp_path, capsys, make, says):
+    path = tmp_path / "elsewhere"
+    make(path)
+    assert report.main([str(path)]) == EXIT_BAD_INPUT
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith(f"{path}: ")
+    assert says in captured.err
+    assert captured.out == ""
+
+
+def test_a_picture_that_cannot_be_written_is_one_clear_line(run_dir, capsys):
+    for name in ("missing/picture.png", "picture.docx"):
+        picture = run_dir / name
+        assert report.main([str(run_dir), "--output", str(picture)]) == EXIT_BAD_INPUT
+        assert capsys.readouterr().err.startswith(f"{picture}: the picture can't be written")
+
+
+@pytest.mark.parametrize(("name", "says"), [("config.yml", "not YAML"), ("run.json", "line 1: not JSON")])
+def test_a_broken_file_is_named(run_dir, name, says):
+    (run_dir / name).write_text("{[\n")
+    with pytest.raises(ConfigError, match=says) as caught:
+        report.read_run(run_dir)
+    assert str(caught.value).startswith(str(run_dir / name))
+
+
+def test_metrics_alone_are_enough(run_dir, tmp_path):
+    bare = tmp_path / "bare"
+    with MetricsWriter(bare / "metrics.jsonl", 0) as metrics:
+        metrics.write(step=1, loss=2.0)
+    assert report.main([str(bare)]) == EXIT_COMPLETE
+    assert report.summary(report.read_run(bare)) == {
+        "steps": "1",
+        "training loss": "2.0000 first, 2.0000 last",
+        "ended": "unknown (events.jsonl tells of no start)",
+    }
+
+
+def test_a_start_after_the_last_stop_is_not_yet_ended(run_dir):
+    with EventLog(run_dir / "events.jsonl") as events:
+        events.write("start", step=10)
+    assert report.how_it_ended(report.read_run(run_dir)) == "still running, or killed without a word"
+
+
+def test_steps_left_open_by_the_config_are_those_that_the_start_told(run_dir):
+    (run_dir / "config.yml").write_text("steps: null\n")
+    assert report.read_run(run_dir).planned == 12
+
+
+def test_starts_of_other_processes_are_no_restarts(run_dir):
+    with EventLog(run_dir / "events.jsonl", process=1) as events:
+        events.write("start", step=10)
+    assert report.read_run(run_dir).restarts == [4]
+
+
+def test_a_start_that_found_the_run_complete_is_no_restart(run_dir):
+    with EventLog(run_dir / "events.jsonl") as events:
+        events.write("start", step=12)
+        events.write("stop", step=12, reason="already complete", exit_code=EXIT_COMPLETE)
+    run = report.read_run(run_dir)
+    assert run.restarts == [4]
+    assert report.how_it_ended(run) == "already complete (exit code 0)"
+
+
+def test_an_evaluation_repeated_after_a_restart_counts_once(run_dir):
+    with MetricsWriter(run_dir / "metrics.jsonl", 10) as metrics:
+        metrics.write(step=10, eval_loss=7.0)
+    run = report.read_run(run_dir)
+    assert [(line["step"], line["eval_loss"]) for line in run.evaluations] == [(5, 8.0), (10, 7.0)]
+
+
+def drawn(run_dir, monkeypatch, tmp_path):
+    """The figure that `draw` saves."""
+    figures = []
+    monkeypatch.setattr(report.Figure, "savefig", lambda figure, picture: figures.append(figure))
+    report.draw(report.read_run(run_dir), tmp_path / "picture.png")
+    return figures[0]
+
+
+def texts(axes):
+    return [text.get_text() for text in axes.texts]
+
+
+def test_the_picture_shows_losses_evaluations_restarts_and_the_learning_rate(run_dir, monkeypatch, tmp_path):
+    losses, rate = drawn(run_dir, monkeypatch, tmp_path).axes
+    labels = {line.get_label(): line for line in losses.lines}
+    assert list(labels["training, each step"].get_ydata()) == pytest.approx([10 - step / 10 for step in range(1, 11)])
+    assert list(labels["evaluation"].get_xdata()) == [5, 10]
+    assert "restart at 4" in texts(losses)
+    assert losses.get_ylabel() == "loss (nats)"
+    assert losses.get_yscale() == "linear"
+    assert rate.get_xlabel() == "step (optimizer updates)"
+    assert list(rate.lines[0].get_ydata()) == [1e-3] * 10
+
+
+def test_many_restarts_are_marked_but_named_once(run_dir, monkeypatch, tmp_path):
+    with EventLog(run_dir / "events.jsonl") as events:
+        for step in (5, 6, 6, 7, 8, 9):
+            events.write("start", step=step)
+    losses, _ = drawn(run_dir, monkeypatch, tmp_path).axes
+    assert texts(losses) == ["first of 7 restarts"]
+    marks = [line.get_xdata()[0] for line in losses.lines if list(line.get_ydata()) == [0, 1]]
+    assert marks == [4, 5, 6, 6, 7, 8, 9]
+
+
+def test_a_spike_is_cut_off_and_the_picture_says_so(run_dir, monkeypatch, tmp_path):
+    with MetricsWriter(run_dir / "metrics.jsonl", 10) as metrics:
+        write_step(metrics, 11, loss=4e5)
+        write_step(metrics, 12, loss=math.nan)
+        for step in range(13, 17):
+            write_step(metrics, step)
+    losses, _ = drawn(run_dir, monkeypatch, tmp_path).axes
+    bottom, top = losses.get_ylim()
+    assert 8 < bottom < 8.4 < 9.9 < top < 20
+    assert "losses up to 4e+05 are cut off" in texts(losses)
+
+
+def test_a_fast_fall_from_the_first_loss_is_no_spike(tmp_path, monkeypatch):
+    with MetricsWriter(tmp_path / "metrics.jsonl", 0) as metrics:
+        for step, loss in enumerate([9.0, 1.0, 1.0, 1.0, 1.0, 1.0], start=1):
+            metrics.write(step=step, loss=loss)
+    (losses,) = drawn(tmp_path, monkeypatch, tmp_path).axes
+    assert losses.get_ylim()[1] > 9.0
+    assert texts(losses) == []
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("losses", [[math.nan], [math.nan, math.inf], [2.0], [0.0, 0.0]])
+def test_any_losses_can_be_drawn(tmp_path, losses):
+    with MetricsWriter(tmp_path / "metrics.jsonl", 0) as metrics:
+        for step, loss in enumerate(losses, start=1):
+            metrics.write(step=step, loss=loss, learning_rate=1e-3)
+        metrics.write(step=1, eval_loss=math.nan)
+    assert report.main([str(tmp_path)]) == EXIT_COMPLETE
+    assert (tmp_path / "loss.png").exists()
+
+
+def test_the_running_median_passes_over_outliers_and_nan():
+    values = np.full(200, 3.0)
+    values[50], values[120] = 1e9, np.nan
+    centres, medians = report.running_median(values)
+    assert list(centres) == list(range(200))
+    assert list(medians) == [3.0] * 200
+
+
+def test_the_running_median_of_a_long_curve_has_few_points_and_both_ends():
+    centres, medians = report.running_median(np.arange(100_000.0), points=50)
+    assert len(centres) == len(medians) == 50
+    assert (centres[0], centres[-1]) == (0, 99_999)
+    assert medians[25] == centres[25]
+
+
+def test_the_report_needs_no_jax():
+    program = "import sys, jaxtrain.report; assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
