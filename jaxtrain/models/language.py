@@ -1,0 +1,183 @@
+"""Language modelling with the decoder family: the task that the trainer sees."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int, Key
+
+from jaxtrain.config import DecoderConfig
+from jaxtrain.models.decoder import EMBED_SITE, DecoderContext, DecoderLayer, RMSNorm, rotary_angles
+from jaxtrain.models.parameters import normal, parameter, stack
+from jaxtrain.models.task import (
+    AbstractBatch,
+    ArraySpec,
+    Batch,
+    Denominators,
+    Flops,
+    Mean,
+    Mergeable,
+    Params,
+    Sums,
+    run_layers,
+    staged_losses,
+)
+from jaxtrain.ops.cross_entropy import CrossEntropySettings, cross_entropy
+from jaxtrain.ops.dropout import dropout
+from jaxtrain.ops.embedding import embed
+
+
+class _Embedding(nnx.Module):
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+        shape, axes = (config.vocab, config.embed), ("vocab", "embed")
+        self.table = parameter(rngs, shape, axes, "embedding", normal(config.initial_scale))
+
+
+class _Head(nnx.Module):
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+        self.norm = RMSNorm(config.embed, config.norm_epsilon, rngs=rngs)
+        if not config.tied_embeddings:
+            shape, axes = (config.embed, config.vocab), ("embed", "vocab")
+            self.projection = parameter(rngs, shape, axes, "head", normal(config.initial_scale))
+
+
+jax.tree_util.register_dataclass(DecoderContext, ["cosine", "sine", "segments", "rows"], [])
+
+
+@dataclass(frozen=True)
+class LanguageTask:
+    """Next-token prediction on packed rows of `sequence` tokens. A `Staged` task.
+
+    A batch holds tokens, targets, segments, positions (i32[rows, seq]; segment 0 is padding) and weights
+    (f32[rows, seq]; 0: the target isn't counted).
+    """
+
+    config: DecoderConfig
+    sequence: int
+    compute_dtype: Any = jnp.float32
+    remat: Literal["none", "full"] = "none"
+
+    @property
+    def layer_count(self) -> int:
+        """Layers that a pipeline can distribute."""
+        return self.config.layers
+
+    def init(self, key: Key[Array, ""]) -> Any:
+        """{"embed", "layers" (stacked), "head"}; each part's key is folded from its place, not drawn in order."""
+        part = {name: jax.random.fold_in(key, i) for i, name in enumerate(("embed", "layers", "head"))}
+        return {
+            "embed": _parameters(_Embedding(self.config, rngs=nnx.Rngs(params=part["embed"]))),
+            "layers": stack(self._init_layer, part["layers"], self.config.layers),
+            "head": _parameters(_Head(self.config, rngs=nnx.Rngs(params=part["head"]))),
+        }
+
+    def _init_layer(self, key: Key[Array, ""]) -> Any:
+        return _parameters(DecoderLayer(self.config, rngs=nnx.Rngs(params=key)))
+
+    def denominators(self, batch: Batch) -> Denominators:
+        total = batch["weights"].sum()
+        return {"cross_entropy": jnp.where(total == 0, 1.0, total)}
+
+    def counted(self, batch: Batch) -> Int[Array, ""]:
+        return (batch["weights"] > 0).sum()
+
+    def losses(self, params: Params, batch: Batch, key: Key[Array, ""]) -> Sums:
+        return staged_losses(self, params, batch, key)
+
+    def metrics(self, params: Params, batch: Batch) -> dict[str, Mergeable]:
+        """Plain cross-entropy per counted token, without smoothing, z-loss or dropout."""
+        carry, _ = run_layers(self, params, self.embed(params, batch, None), self.context(batch), None)
+        total = self._cross_entropy(params, carry, batch, replace(self._settings, z=0.0, label_smoothing=0.0))
+        return {"loss": Mean(total, batch["weights"].sum())}
+
+    def context(self, batch: Batch) -> DecoderContext:
+        cosine, sine = rotary_angles(self.config, batch["positions"])
+        return DecoderContext(cosine, sine, batch["segments"], batch["row"])
+
+    def embed(self, params: Params, batch: Batch, key: Key[Array, ""] | None) -> Float[Array, "rows seq embed"]:
+        x = embed(params["embed"]["table"], batch["tokens"], self.compute_dtype)
+        return x if key is None else dropout(x, self.config.dropout, key, EMBED_SITE, batch["row"])
+
+    def layer(
+        self, params: Params, carry: Float[Array, "rows seq embed"], context: DecoderContext, key: Key[Array, ""] | None
+    ) -> tuple[Float[Array, "rows seq embed"], Sums]:
+        return nnx.merge(self._layer_graph, nnx.State(params))(carry, context, key), {}
+
+    def head(self, params: Params, carry: Float[Array, "rows seq embed"], batch: Batch) -> Sums:
+        return {"cross_entropy": self._cross_entropy(params, carry, batch, self._settings)}
+
+    def _cross_entropy(
+        self, params: Params, x: Float[Array, "rows seq embed"], batch: Batch, settings: CrossEntropySettings
+    ) -> Float[Array, ""]:
+        head = nnx.merge(self._head_graph, nnx.State(params["head"]))
+        projection = params["embed"]["table"].T if self.config.tied_embeddings else head.projection[...]
+        return cross_entropy(head.norm(x), projection, batch["targets"], batch["weights"], settings)
+
+    @cached_property
+    def _settings(self) -> CrossEntropySettings:
+        loss = self.config.loss
+        return CrossEntropySettings(loss.chunk, loss.z, loss.label_smoothing, self.config.logit_softcap)
+
+    @cached_property
+    def _layer_graph(self) -> nnx.GraphDef:
+        return _graph(lambda: DecoderLayer(self.config, rngs=nnx.Rngs(params=0)))
+
+    @cached_property
+    def _head_graph(self) -> nnx.GraphDef:
+        return _graph(lambda: _Head(self.config, rngs=nnx.Rngs(params=0)))
+
+    def example_batch(self, rows: int) -> AbstractBatch:
+        shape, axes = (rows, self.sequence), ("batch", "seq")
+        integers = {name: ArraySpec(shape, jnp.int32, axes) for name in ("tokens", "targets", "segments", "positions")}
+        return {**integers, "weights": ArraySpec(shape, jnp.float32, axes)}
+
+    def flops(self, rows: int) -> Flops:
+        """2 per weight and token in matrix products (the embedding lookup has none), plus causal attention.
+
+        Attention: 4 · heads · head_dim per visible (query, key) pair, of which a row of T tokens in one document has
+        T(T+1)/2, or less with a window. Packed rows need less; the count is for whole rows.
+        """
+        config, length = self.config, self.sequence
+        size, heads, kv_heads = config.resolved_head_dim, config.heads, config.resolved_kv_heads
+        layer = config.embed * size * (2 * heads + 2 * kv_heads) + 3 * config.embed * config.mlp
+        weights = config.layers * layer + config.embed * config.vocab
+        reach = min(config.window or length, length)
+        pairs = reach * (reach + 1) / 2 + (length - reach) * reach
+        attention = 4.0 * rows * config.layers * heads * size * pairs
+        return Flops(forward=2.0 * weights * rows * length + attention, attention=attention)
+
+    def shrunk(self) -> "LanguageTask":
+        """Two layers, narrow heads and a short row, with the ratio of heads to key heads kept."""
+        config = self.config
+        group = config.heads // config.resolved_kv_heads
+        heads = 8 * group
+        small = config.model_copy(
+            update={
+                "vocab": 512,
+                "layers": 2,
+                "embed": heads * 8,
+                "heads": heads,
+                "kv_heads": heads // group,
+                "head_dim": 8,
+                "mlp": heads * 16,
+                "window": None if config.window is None else 16,
+            }
+        )
+        return replace(self, config=small, sequence=64)
+
+
+def _parameters(module: nnx.Module) -> dict[str, Any]:
+    """A module's parameters as nested dictionaries of `nnx.Param`."""
+    return _nested(nnx.state(module, nnx.Param))
+
+
+def _nested(state: Any) -> Any:
+    return {name: _nested(value) for name, value in state.items()} if isinstance(state, nnx.State) else state
+
+
+def _graph(make: Any) -> nnx.GraphDef:
+    """A module's structure without its parameters."""
+    return nnx.split(nnx.eval_shape(make), nnx.Param)[0]

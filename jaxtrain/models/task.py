@@ -1,0 +1,193 @@
+"""What the trainer knows of a model family: the `Task`, and the `Staged` task that a pipeline can cut.
+
+Everything above (gradient, step, pipeline, planner) works through these methods, and a user's own class with the same
+methods is as good as ours.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+Params = Any
+"""Nested dictionaries of float32 arrays."""
+
+Batch = Mapping[str, jax.Array]
+"""Arrays of [rows, …]. The step adds `row` (i32[rows]): each row's index in the global batch."""
+
+Sums = dict[str, Float[Array, ""]]
+"""Named sums over rows."""
+
+Denominators = dict[str, Float[Array, ""]]
+
+Carry = Any
+"""What flows from layer to layer, and between pipeline stages: arrays of [rows, …]."""
+
+
+class ArraySpec(NamedTuple):
+    """One array of a batch: its shape with rows first, its dtype, its logical axes."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    axes: tuple[str | None, ...]
+
+
+AbstractBatch = dict[str, ArraySpec]
+
+
+class Mean(NamedTuple):
+    """A weighted mean that is kept as two sums, so that adding two of them is exact."""
+
+    total: Float[Array, ""]
+    weight: Float[Array, ""]
+
+    def result(self) -> float:
+        """The mean; NaN where nothing was counted."""
+        weight = float(self.weight)
+        return float(self.total) / weight if weight else float("nan")
+
+
+class Mergeable(Protocol):
+    """An evaluation metric: a pytree whose leaves add over batches (sums, histograms), and its final value."""
+
+    def result(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Floating-point operations of matrix products; a multiply-add counts two.
+
+    Attributes:
+        forward: one forward pass. Causal attention counts the half that is needed.
+        attention: the part of `forward` that is attention scores and their application to the values.
+    """
+
+    forward: float
+    attention: float
+
+    @property
+    def training(self) -> float:
+        """Forward and backward: the backward pass takes twice the forward one. Recomputation isn't counted."""
+        return 3 * self.forward
+
+
+@runtime_checkable
+class Task(Protocol):
+    """All that the trainer knows of a model family.
+
+    A task is immutable and holds no arrays. Its methods are pure and are traced under `jax.jit`; rows may be any subset
+    of a batch, so nothing in `losses` may depend on which other rows are present: the number that a sum is divided by
+    comes from `denominators`, which sees the whole global batch.
+    """
+
+    def init(self, key: Key[Array, ""]) -> Any:
+        """Nested dictionaries of `nnx.Param` made by `models.parameters.parameter` (float32, logical axes, role)."""
+        ...
+
+    def denominators(self, batch: Batch) -> Denominators:
+        """For each term of the loss the number that its sum is divided by, from the whole global batch alone.
+
+        Never 0: a batch without counted targets divides by 1.
+        """
+        ...
+
+    def losses(self, params: Params, batch: Batch, key: Key[Array, ""]) -> Sums:
+        """Each term's sum over these rows; the loss is the sum over terms of losses / denominators.
+
+        `params` are float32, or in the compute dtype where `gradient.cast_for_compute` casts by role. `key` is the
+        step's; randomness must be a function of it and of `batch["row"]`.
+        """
+        ...
+
+    def metrics(self, params: Params, batch: Batch) -> dict[str, Mergeable]:
+        """Evaluation metrics of these rows, without dropout; `loss` must be among them."""
+        ...
+
+    def counted(self, batch: Batch) -> Int[Array, ""]:
+        """What throughput counts: for language the tokens with weight > 0, for images the examples."""
+        ...
+
+    def example_batch(self, rows: int) -> AbstractBatch:
+        """The arrays of a batch of so many rows (without `row`)."""
+        ...
+
+    def flops(self, rows: int) -> Flops:
+        """Work of a batch of so many full rows."""
+        ...
+
+    def shrunk(self) -> "Task":
+        """The same structure with small sizes, for checks that train on one core in seconds."""
+        ...
+
+
+class Staged(Task, Protocol):
+    """A task cut into embed, equal layers and head: what a pipeline needs.
+
+    `params` is {"embed": …, "layers": stacked along a first dimension `layers`, "head": …}. Only the carry travels
+    between stages; the context is derived from the batch on every stage. `losses` is head ∘ scan(layer) ∘ embed, as
+    `staged_losses` has it; a pipeline calls the same three parts.
+    """
+
+    @property
+    @abstractmethod
+    def layer_count(self) -> int:
+        """Layers that a pipeline can distribute."""
+        ...
+
+    @property
+    @abstractmethod
+    def remat(self) -> Literal["none", "full"]:
+        """What the backward pass computes again instead of reading it from memory."""
+        ...
+
+    @abstractmethod
+    def context(self, batch: Batch) -> Any:
+        """What each layer looks up by micro-batch: positions, segments, row indices."""
+        ...
+
+    @abstractmethod
+    def embed(self, params: Params, batch: Batch, key: Key[Array, ""] | None) -> Carry:
+        """The first carry from `params["embed"]`; key None: no dropout."""
+        ...
+
+    @abstractmethod
+    def layer(self, params: Params, carry: Carry, context: Any, key: Key[Array, ""] | None) -> tuple[Carry, Sums]:
+        """One layer from one slice of `params["layers"]`; the sums are auxiliary loss terms over these rows."""
+        ...
+
+    @abstractmethod
+    def head(self, params: Params, carry: Carry, batch: Batch) -> Sums:
+        """Sums over these rows from `params["head"]` (and `params["embed"]` where tied)."""
+        ...
+
+
+def run_layers(
+    task: Staged, params: Params, carry: Carry, context: Any, key: Key[Array, ""] | None
+) -> tuple[Carry, Sums]:
+    """The carry after all layers, and the layers' auxiliary sums added up.
+
+    Layers are scanned, so that compile time doesn't grow with depth. Layer i gets `fold_in(key, i + 1)`. With remat
+    `full` only the carry between layers is kept for the backward pass.
+    """
+
+    def body(carry: Carry, xs: tuple[Params, jax.Array]) -> tuple[Carry, Sums]:
+        layer_params, index = xs
+        layer_key = None if key is None else jax.random.fold_in(key, index + 1)
+        return task.layer(layer_params, carry, context, layer_key)
+
+    if task.remat == "full":
+        body = jax.checkpoint(body, prevent_cse=False)
+    carry, sums = jax.lax.scan(body, carry, (params["layers"], jnp.arange(task.layer_count)))
+    return carry, jax.tree.map(lambda stacked: stacked.sum(0), sums)
+
+
+def staged_losses(task: Staged, params: Params, batch: Batch, key: Key[Array, ""] | None) -> Sums:
+    """head ∘ scan(layer) ∘ embed."""
+    embed_key = None if key is None else jax.random.fold_in(key, 0)
+    carry = task.embed(params, batch, embed_key)
+    carry, auxiliary = run_layers(task, params, carry, task.context(batch), key)
+    return {**task.head(params, carry, batch), **auxiliary}

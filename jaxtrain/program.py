@@ -1,0 +1,181 @@
+"""Config and devices → everything that can be compiled. Nothing is allocated here.
+
+`train`, and every other verb that wants to know what a config means on a mesh, calls `build`.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jaxtyping import Array, Key
+
+from jaxtrain.config import Config, check_layout, resolve_mesh
+from jaxtrain.gradient import Gradient, accumulated_gradient, cast_for_compute, plain_gradient
+from jaxtrain.models.language import LanguageTask
+from jaxtrain.models.parameters import ParameterInfo, describe, named_leaves, path_name, unbox
+from jaxtrain.models.task import Task
+from jaxtrain.optimizer import make_optimizer, schedule_inputs
+from jaxtrain.sharding import BATCH_AXES, Layout, make_mesh, use_layout
+from jaxtrain.sharding.table import TableRow, parameter_rows, refuse_silent_replication
+from jaxtrain.step import StepInputs, initial_state, make_eval_step, make_train_step
+
+
+class Jitted(Protocol):
+    """What `jax.jit` returns: callable, and compilable ahead of time."""
+
+    def __call__(self, *arguments: Any) -> Any: ...
+
+    def trace(self, *arguments: Any) -> Any: ...
+
+    def lower(self, *arguments: Any) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Program:
+    """A training program on a mesh: abstract state and batches with shardings, and the functions over them.
+
+    Attributes:
+        state, batch, eval_batch: trees of `jax.ShapeDtypeStruct` with shardings.
+        infos: the parameters' `ParameterInfo`, a tree like `state["params"]`.
+        init: key -> state, straight into its shards.
+        train_step: (state, batch, inputs) -> (state, metrics); donates the state.
+        eval_step: (params, batch) -> metrics to add.
+    """
+
+    config: Config
+    task: Task
+    layout: Layout
+    infos: Any
+    state: Any
+    batch: dict[str, jax.ShapeDtypeStruct]
+    eval_batch: dict[str, jax.ShapeDtypeStruct]
+    init: Jitted
+    train_step: Jitted
+    eval_step: Jitted
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of all devices."""
+        return self.layout.mesh
+
+    def inputs(self, steps: int) -> StepInputs:
+        """The step's inputs for a run of so many steps, on every device."""
+        return jax.jit(lambda: self._inputs(steps), out_shardings=self.layout.replicated())()
+
+    def initial_key(self) -> Key[Array, ""]:
+        """The key that `init` takes, on every device."""
+        return jax.jit(lambda: self._key(_INITIALISATION), out_shardings=self.layout.replicated())()
+
+    def _key(self, purpose: int) -> Key[Array, ""]:
+        return jax.random.fold_in(jax.random.key(self.config.seed), purpose)
+
+    def _inputs(self, steps: int) -> StepInputs:
+        return {"key": self._key(_TRAINING), "schedule": schedule_inputs(self.config.optimizer, steps)}
+
+    def abstract_inputs(self) -> Any:
+        """The step's inputs as shapes with shardings."""
+        return _with_sharding(jax.eval_shape(lambda: self._inputs(steps=1)), self.layout.replicated())
+
+    def parameter_table(self) -> list[TableRow]:
+        """Each parameter's shape, sharding and bytes per device."""
+        leaves = named_leaves(self.state["params"])
+        return parameter_rows(
+            {name: leaf.shape for name, leaf in leaves.items()}, {name: leaf.sharding for name, leaf in leaves.items()}
+        )
+
+
+_INITIALISATION, _TRAINING = 0, 1
+"""What the seed's key is folded with: initial values and dropout never share a key."""
+
+
+def make_task(config: Config) -> Task:
+    """The task that the config's `model` and `data` describe."""
+    return LanguageTask(config.model, config.data.sequence, jnp.dtype(config.precision), config.remat)
+
+
+def build(config: Config, devices: Sequence[jax.Device]) -> Program:
+    """The program of `config` on `devices` (real, virtual or compile-only).
+
+    Raises:
+        ConfigError: sizes that the mesh doesn't divide, or parameters that would silently be replicated.
+    """
+    axis_sizes = resolve_mesh(config.mesh, len(devices), config.origins)
+    check_layout(config, axis_sizes)
+    task = make_task(config)
+    layout = Layout.on(make_mesh(axis_sizes, devices))
+    abstract_params = jax.eval_shape(task.init, jax.random.key(0))
+    infos = describe(abstract_params)
+    optimizer = make_optimizer(config.optimizer, infos)
+    state = _abstract_state(unbox(abstract_params), infos, optimizer, layout)
+    cast = functools.partial(cast_for_compute, infos=infos, dtype=jnp.dtype(config.precision), layout=layout)
+    batch = _abstract_batch(task, config.global_batch, layout)
+    eval_batch = _abstract_batch(task, config.eval_batch, layout)
+    train_step = make_train_step(task, _gradient(config, task, cast, layout), optimizer, config.optimizer.clip)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+    program = Program(
+        config=config,
+        task=task,
+        layout=layout,
+        infos=infos,
+        state=state,
+        batch=batch,
+        eval_batch=eval_batch,
+        init=_on(layout, lambda key: initial_state(unbox(task.init(key)), optimizer), out_shardings=shardings),
+        train_step=_on(layout, train_step, out_shardings=(shardings, layout.replicated()), donate_argnums=0),
+        eval_step=_on(layout, make_eval_step(task, cast), out_shardings=layout.replicated()),
+    )
+    refuse_silent_replication(program.parameter_table(), axis_sizes, config.sharding.allow_replicated)
+    return program
+
+
+def _on(layout: Layout, function: Callable[..., Any], **options: Any) -> Jitted:
+    """`function` jitted, traced with `layout` in force."""
+
+    @functools.wraps(function)
+    def traced(*arguments: Any) -> Any:
+        with use_layout(layout):
+            return function(*arguments)
+
+    jitted: Jitted = jax.jit(traced, **options)
+    return jitted
+
+
+def _gradient(config: Config, task: Task, cast: Callable[[Any], Any], layout: Layout) -> Gradient:
+    device_rows = config.global_batch // layout.size(*BATCH_AXES)
+    passes = device_rows // (config.microbatch or device_rows)
+    return plain_gradient(task, cast) if passes == 1 else accumulated_gradient(task, cast, layout, passes)
+
+
+def _abstract_state(params: Any, infos: Any, optimizer: optax.GradientTransformation, layout: Layout) -> Any:
+    """Shapes and shardings of the state; each moment lies where its parameter lies."""
+
+    def shard(path: Any, info: ParameterInfo) -> Any:
+        return layout.parameter(info.axes, info.shape, f"parameter {path_name(path)}")
+
+    shardings = jax.tree_util.tree_map_with_path(shard, infos, is_leaf=lambda x: isinstance(x, ParameterInfo))
+    shapes = jax.eval_shape(lambda params: initial_state(params, optimizer), params)
+    optimizer_shardings = optax.tree_map_params(
+        optimizer,
+        lambda _, sharding: sharding,
+        shapes["optimizer"],
+        shardings,
+        transform_non_params=lambda _: layout.replicated(),
+    )
+    all_shardings = {"params": shardings, "optimizer": optimizer_shardings, "step": layout.replicated()}
+    return jax.tree.map(_with_sharding, shapes, all_shardings)
+
+
+def _abstract_batch(task: Task, rows: int, layout: Layout) -> dict[str, jax.ShapeDtypeStruct]:
+    return {
+        name: jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=layout.activation(spec.axes, spec.shape, name))
+        for name, spec in task.example_batch(rows).items()
+    }
+
+
+def _with_sharding(shapes: Any, sharding: jax.sharding.Sharding) -> Any:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes)

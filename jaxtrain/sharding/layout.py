@@ -1,0 +1,82 @@
+"""The layout that a model is traced for, and the one helper that applies it.
+
+Models name the dimensions of their activations; only here do the names meet a mesh. Without a layout in force (a model
+called by hand, in a notebook) nothing is constrained.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxtrain.sharding.rules import ACTIVATION_RULES, PARAMETER_RULES, Rules, partition_spec
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """A mesh and the two rule maps."""
+
+    mesh: Mesh
+    parameter_rules: Rules
+    activation_rules: Rules
+
+    @classmethod
+    def on(cls, mesh: Mesh) -> "Layout":
+        """The standard rules on `mesh`."""
+        return cls(mesh, PARAMETER_RULES, ACTIVATION_RULES)
+
+    def size(self, *mesh_axes: str) -> int:
+        """How many devices the given mesh axes span."""
+        product = 1
+        for axis in mesh_axes:
+            product *= self.mesh.shape[axis]
+        return product
+
+    def split_axes(self, *mesh_axes: str) -> tuple[str, ...]:
+        """Those of `mesh_axes` that really split something."""
+        return tuple(axis for axis in mesh_axes if self.mesh.shape[axis] > 1)
+
+    def parameter(self, axes: Sequence[str | None], shape: Sequence[int], what: str) -> NamedSharding:
+        """The sharding of a parameter, its gradient and its optimizer moments."""
+        return NamedSharding(self.mesh, partition_spec(self.parameter_rules, axes, shape, self.mesh.shape, what))
+
+    def activation(self, axes: Sequence[str | None], shape: Sequence[int], what: str) -> NamedSharding:
+        """The sharding of an activation or of a batch array."""
+        return NamedSharding(self.mesh, partition_spec(self.activation_rules, axes, shape, self.mesh.shape, what))
+
+    def replicated(self) -> NamedSharding:
+        """The sharding of scalars."""
+        return NamedSharding(self.mesh, PartitionSpec())
+
+
+_current: ContextVar[Layout | None] = ContextVar("jaxtrain_layout", default=None)
+
+
+@contextlib.contextmanager
+def use_layout(layout: Layout) -> Iterator[None]:
+    """Puts `layout` in force for everything traced inside."""
+    token = _current.set(layout)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current_layout() -> Layout | None:
+    """The layout in force, or None outside of a program."""
+    return _current.get()
+
+
+def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
+    """`x`, sharded as its logical `axes` say; unchanged where no layout is in force.
+
+    Raises:
+        ShardingError: a dimension doesn't divide (JAX alone would replicate it without a word).
+    """
+    layout = current_layout()
+    if layout is None or layout.mesh.size == 1:
+        return x
+    return jax.lax.with_sharding_constraint(x, layout.activation(axes, x.shape, f"activation {axes}"))

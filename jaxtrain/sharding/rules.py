@@ -1,0 +1,81 @@
+"""Two maps from logical axes (what a dimension is) to mesh axes (where it is split).
+
+They differ in what makes FSDP: a parameter's `embed` is split over `fsdp`, an activation's is not.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from jax.sharding import PartitionSpec
+
+from jaxtrain.errors import ConfigError
+from jaxtrain.sharding.mesh import BATCH_AXES
+
+Rules = Mapping[str, tuple[str, ...]]
+
+_EVERYWHERE: Rules = {
+    "vocab": ("tensor",),
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "mlp": ("tensor",),
+    "head_dim": (),
+    "layers": (),
+}
+
+PARAMETER_RULES: Rules = {**_EVERYWHERE, "embed": ("fsdp",), "norm": ()}
+"""`norm` is a scale vector's only dimension: too small to be worth a gather, so it is replicated."""
+
+ACTIVATION_RULES: Rules = {
+    **_EVERYWHERE,
+    "embed": (),
+    "batch": BATCH_AXES,
+    "seq": ("context",),
+    "residual_seq": ("context", "tensor"),
+}
+"""`residual_seq` is the sequence between the tensor regions, where it is split over `tensor` too."""
+
+
+class ShardingError(ConfigError):
+    """A logical axis that is unknown, doesn't divide, or collides with another on the same mesh axis."""
+
+
+def partition_spec(
+    rules: Rules, axes: Sequence[str | None], shape: Sequence[int], axis_sizes: Mapping[str, int], what: str
+) -> PartitionSpec:
+    """The spec of an array of `shape` whose dimensions are named by `axes` (None: not split).
+
+    Mesh axes of size 1 are left out. `what` names the array in errors.
+
+    Raises:
+        ShardingError: an unknown logical axis, a dimension that its mesh axes don't divide, a mesh axis used twice.
+    """
+    if len(axes) != len(shape):
+        raise ShardingError(
+            f"{what}: {len(shape)} dimensions {tuple(shape)} but {len(axes)} logical axes {tuple(axes)}"
+        )
+    taken: dict[str, str] = {}
+    entries: list[tuple[str, ...] | str | None] = []
+    for name, size in zip(axes, shape, strict=True):
+        mesh_axes = tuple(axis for axis in _lookup(rules, name, what) if axis_sizes[axis] > 1)
+        for axis in mesh_axes:
+            if axis in taken:
+                raise ShardingError(f"{what}: logical axes {taken[axis]!r} and {name!r} both map to mesh axis {axis!r}")
+            taken[axis] = str(name)
+        parts = math.prod(axis_sizes[axis] for axis in mesh_axes)
+        if size % parts:
+            keys = " × ".join(f"mesh.{axis}={axis_sizes[axis]}" for axis in mesh_axes)
+            nearest = max(size // parts, 1) * parts
+            raise ShardingError(
+                f"{what}: dimension {name!r} has size {size}, which {keys} doesn't divide; "
+                f"nearest size that works: {nearest}"
+            )
+        entries.append(mesh_axes if len(mesh_axes) > 1 else mesh_axes[0] if mesh_axes else None)
+    return PartitionSpec(*entries)
+
+
+def _lookup(rules: Rules, name: str | None, what: str) -> tuple[str, ...]:
+    if name is None:
+        return ()
+    if name not in rules:
+        raise ShardingError(f"{what}: unknown logical axis {name!r}; known: {', '.join(sorted(rules))}")
+    return rules[name]

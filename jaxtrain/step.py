@@ -1,0 +1,86 @@
+"""One training step and one evaluation step: the mathematics, the same on every layout."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float
+
+from jaxtrain.gradient import Gradient, total_loss
+from jaxtrain.models.task import Batch, Mergeable, Task
+from jaxtrain.optimizer import learning_rate
+
+State = dict[str, Any]
+"""{"params", "optimizer", "step": i32[], updates done}. All that training changes."""
+
+Metrics = dict[str, Array]
+
+StepInputs = dict[str, Any]
+"""{"key": the run's random key, "schedule": `optimizer.ScheduleInputs`}: fixed in a run, but not compiled in."""
+
+
+def initial_state(params: Any, optimizer: optax.GradientTransformation) -> State:
+    """The state before the first update."""
+    return {"params": params, "optimizer": optimizer.init(params), "step": jnp.zeros((), jnp.int32)}
+
+
+def with_rows(batch: Batch) -> Batch:
+    """The batch with `row`, each row's index in the global batch, which dropout masks are keyed by."""
+    rows = next(iter(batch.values())).shape[0]
+    return {**batch, "row": jnp.arange(rows, dtype=jnp.int32)}
+
+
+def make_train_step(
+    task: Task, gradient: Gradient, optimizer: optax.GradientTransformation, clip: float | None
+) -> Callable[[State, Batch, StepInputs], tuple[State, Metrics]]:
+    """(state, global batch, inputs) -> (state after one update, metrics).
+
+    Metrics: loss, grad_norm (before clipping), learning_rate (that was applied), tokens (counted ones of this batch),
+    step (updates done), skipped. Where the loss or the gradient's norm isn't finite, the whole state, step included,
+    stays bit-unchanged and `skipped` is true.
+    """
+
+    def train_step(state: State, batch: Batch, inputs: StepInputs) -> tuple[State, Metrics]:
+        batch = with_rows(batch)
+        key = jax.random.fold_in(inputs["key"], state["step"])
+        denominators = task.denominators(batch)
+        gradients, sums = gradient(state["params"], batch, denominators, key)
+        loss, norm = total_loss(sums, denominators), optax.tree.norm(gradients)
+        finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+        rate = learning_rate(state["step"] + 1, inputs["schedule"])
+        updated = _update(state, clip_by_norm(gradients, norm, clip), optimizer, rate)
+        state = keep_if(finite, updated, state)
+        metrics = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "tokens": task.counted(batch)}
+        return state, {**metrics, "step": state["step"], "skipped": ~finite}
+
+    return train_step
+
+
+def clip_by_norm(gradients: Any, norm: Float[Array, ""], limit: float | None) -> Any:
+    """Gradients scaled down to a global norm of at most `limit`; called once, on the final gradient."""
+    if limit is None:
+        return gradients
+    scale = jnp.minimum(1.0, limit / jnp.maximum(norm, 1e-30))
+    return jax.tree.map(lambda gradient: gradient * scale, gradients)
+
+
+def keep_if(condition: Bool[Array, ""], new: Any, old: Any) -> Any:
+    """`new` where the condition holds, else `old`, bit for bit."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
+
+
+def _update(state: State, gradients: Any, optimizer: optax.GradientTransformation, rate: Float[Array, ""]) -> State:
+    direction, optimizer_state = optimizer.update(gradients, state["optimizer"], state["params"])
+    params = jax.tree.map(lambda value, change: value - rate * change, state["params"], direction)
+    return {"params": params, "optimizer": optimizer_state, "step": state["step"] + 1}
+
+
+def make_eval_step(task: Task, cast: Callable[[Any], Any]) -> Callable[[Any, Batch], dict[str, Mergeable]]:
+    """(params, batch) -> metrics of the batch, to be added over batches."""
+
+    def eval_step(params: Any, batch: Batch) -> dict[str, Mergeable]:
+        return task.metrics(cast(params), with_rows(batch))
+
+    return eval_step
