@@ -1,0 +1,293 @@
+"""Saving and restoring: asynchronous, verified by content, independent of layout.
+
+A checkpoint is one Orbax composite, committed as a whole: `state`, which plain Orbax reads without a target, and
+`meta`, JSON with step, data position, config, versions and a checksum per leaf.
+"""
+
+import contextlib
+import importlib.metadata
+import logging
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+
+from jaxtrain import distributed
+from jaxtrain.checkpoint.checksum import as_text, content_sums
+from jaxtrain.checkpoint.directory import (
+    Listing,
+    delete,
+    delete_old,
+    list_checkpoints,
+    set_aside,
+    state_path,
+    step_path,
+)
+from jaxtrain.checkpoint.tree import from_plain, to_plain
+from jaxtrain.errors import CheckpointError
+from jaxtrain.models.parameters import named_leaves
+
+FORMAT = 1
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What a checkpoint says of itself beside the arrays.
+
+    Attributes:
+        position: rows of the data order consumed so far; a state of its own beside the step.
+        skipped: updates skipped so far for non-finite numbers.
+        config: the resolved config as plain data.
+        data_hash: the data set's manifest hash.
+    """
+
+    step: int
+    position: int
+    skipped: int
+    config: dict[str, Any]
+    data_hash: str
+    checksums: dict[str, str] = field(default_factory=dict)
+    arrays: dict[str, list[Any]] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    format: int = FORMAT
+
+
+class Checkpointer:
+    """The checkpoints of one run. Every process calls every method; process 0 owns the directory.
+
+    Args:
+        directory: where the steps lie; made at the first save.
+        keep: how many of the newest checkpoints stay.
+        on_saved: called on process 0, from a background thread, with (step, seconds) once a save is committed.
+    """
+
+    def __init__(self, directory: Path, keep: int, on_saved: Callable[[int, float], None]):
+        self.directory = directory
+        self._keep = keep
+        self._on_saved = on_saved
+        self._pending: tuple[int, float] | None = None
+        self._sums: Callable[[Any], dict[str, jax.Array]] = jax.jit(content_sums)
+        self._orbax = ocp.AsyncCheckpointer(
+            ocp.CompositeCheckpointHandler(state=_state_handler(), meta=ocp.JsonCheckpointHandler()),
+            async_options=ocp.options.AsyncOptions(post_finalization_callback=self._committed),
+        )
+
+    def prepare(self, abstract_state: Any) -> None:
+        """Compiles the checksum program, so that no save waits for a compiler."""
+        self._sums = jax.jit(content_sums).lower(abstract_state).compile()
+
+    def save(self, state: Any, meta: Meta) -> None:
+        """Starts to save; returns when `state` may be donated. The write itself runs in the background.
+
+        A step that is already there is not written again.
+
+        Raises:
+            CheckpointError: this save can't start, or an earlier one failed in the background.
+        """
+        self.wait()
+        self._delete_old()
+        path = step_path(self.directory, meta.step)
+        if distributed.from_first(int(path.exists())):
+            return
+        plain = to_plain(state)
+        complete = replace(
+            meta,
+            checksums=as_text(jax.device_get(self._sums(state))),
+            arrays=_array_types(plain),
+            versions={name: importlib.metadata.version(name) for name in _PACKAGES},
+        )
+        self._pending = (meta.step, time.monotonic())
+        with _naming(path):
+            self._orbax.save(
+                path, args=ocp.args.Composite(state=ocp.args.PyTreeSave(plain), meta=ocp.args.JsonSave(vars(complete)))
+            )
+
+    def check(self) -> None:
+        """Raises the CheckpointError of a background save that failed; costs nothing otherwise."""
+        with _naming(self.directory):
+            self._orbax.check_for_errors()
+
+    def wait(self) -> None:
+        """Waits for the save that is running, if any."""
+        with _naming(self.directory):
+            self._orbax.wait_until_finished()
+
+    def settle(self) -> None:
+        """Lets a running save finish where the run ends early; that it failed is logged, since worse is on its way."""
+        try:
+            self.wait()
+        except CheckpointError as error:
+            _log.error("%s", error)
+
+    def close(self) -> None:
+        """Waits for the last save and deletes what `keep` no longer covers."""
+        self.wait()
+        self._delete_old()
+        self._orbax.close()
+
+    def restore_newest(self, abstract_state: Any) -> tuple[Any, Meta] | None:
+        """The newest checkpoint that is complete and reads back with its checksums; None if there is none at all.
+
+        Newer ones that can't be read are set aside with a warning, never taken as absent.
+
+        Raises:
+            CheckpointError: checkpoints are there, but none can be read, or they don't fit the program.
+        """
+        listing = self._agreed_listing()
+        unusable = [(path, "incomplete") for path in listing.incomplete]
+        for path in listing.incomplete:
+            _log.warning("%s is not a complete checkpoint and is not used", path)
+        for step in listing.steps:
+            try:
+                restored = self._restore(step, abstract_state)
+            except _Unreadable as problem:
+                path = step_path(self.directory, step)
+                _log.warning("checkpoint %s can't be read and is not used: %s", path, problem)
+                unusable.append((path, "unreadable"))
+                continue
+            self._set_aside(unusable)
+            return restored
+        if unusable:
+            names = ", ".join(path.name for path, _ in unusable)
+            raise CheckpointError(
+                f"{self.directory}: none of the checkpoints that are there can be read ({names}); "
+                f"put back a copy of one, or start anew in another run_dir"
+            )
+        return None
+
+    def read_meta(self, step: int) -> Meta:
+        """A checkpoint's own description."""
+        return _read_meta(self.directory, step)
+
+    def newest_meta(self) -> Meta | None:
+        """The description of the newest complete checkpoint whose description can be read."""
+        for step in list_checkpoints(self.directory).steps:
+            try:
+                return _read_meta(self.directory, step)
+            except _Unreadable:
+                continue
+        return None
+
+    def _restore(self, step: int, abstract_state: Any) -> tuple[Any, Meta]:
+        plain = to_plain(abstract_state)
+        read: tuple[Meta, Any] | _Unreadable
+        try:
+            read = self._read(step, plain)
+        except _Unreadable as error:
+            read = error
+        # Checking the content is a computation of all processes: one that has nothing to check must not be waited for.
+        if not distributed.all_agree(not isinstance(read, _Unreadable)):
+            raise read if isinstance(read, _Unreadable) else _Unreadable("another process could not read it")
+        assert not isinstance(read, _Unreadable), "all agreed that it is readable"
+        meta, restored = read
+        state = from_plain(restored, abstract_state)
+        wrong = _wrong_sums(as_text(jax.device_get(self._sums(state))), meta.checksums)
+        if wrong:
+            raise _Unreadable(f"the content of {', '.join(wrong[:3])} differs from its checksum")
+        return state, meta
+
+    def _read(self, step: int, plain: dict[str, Any]) -> tuple[Meta, Any]:
+        meta = _read_meta(self.directory, step)
+        _refuse_other_arrays(step, meta.arrays, _array_types(plain))
+        arguments = ocp.args.PyTreeRestore(plain, restore_args=ocp.checkpoint_utils.construct_restore_args(plain))
+        try:
+            return meta, _state_handler().restore(epath.Path(state_path(self.directory, step)), args=arguments)
+        except Exception as error:
+            raise _Unreadable(f"{type(error).__name__}: {_first_line(error)}") from error
+
+    def _agreed_listing(self) -> Listing:
+        """What the directory holds, the same for every process, without what interrupted saves left."""
+        listing = list_checkpoints(self.directory)
+        if not distributed.same_everywhere(zlib.crc32(repr(listing.steps).encode())):
+            raise CheckpointError(
+                f"{self.directory}: the processes see different checkpoints there (this one: {listing.steps}); "
+                f"checkpoint.dir must be the same shared directory for all"
+            )
+        if jax.process_index() == 0:
+            for path in listing.leftovers:
+                _log.warning("%s is left over from an interrupted save; removed", path)
+                delete(path)
+        distributed.barrier("checkpoints listed", timeout=300)
+        return listing
+
+    def _set_aside(self, unusable: list[tuple[Path, str]]) -> None:
+        """Only done where another checkpoint is good: else the next start would find none, and begin at step 0."""
+        if jax.process_index() == 0:
+            for path, why in unusable:
+                set_aside(path, why)
+        distributed.barrier("unusable checkpoints set aside", timeout=300)
+
+    def _delete_old(self) -> None:
+        if jax.process_index() == 0:
+            delete_old(self.directory, self._keep)
+
+    def _committed(self) -> None:
+        if self._pending is not None and jax.process_index() == 0:
+            step, started = self._pending
+            self._on_saved(step, time.monotonic() - started)
+
+
+class _Unreadable(Exception):
+    """A checkpoint that is there and can't be read."""
+
+
+def _state_handler() -> ocp.PyTreeCheckpointHandler:
+    """Orbax's handler without the sharding file, which would tie a plain restore to the saving mesh."""
+    registry = ocp.type_handlers.create_type_handler_registry(
+        (jax.Array, ocp.type_handlers.ArrayHandler(enable_write_sharding_file=False))
+    )
+    return ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
+
+
+def _read_meta(directory: Path, step: int) -> Meta:
+    try:
+        content = ocp.JsonCheckpointHandler().restore(epath.Path(step_path(directory, step) / "meta"))
+        meta = Meta(**content)
+    except Exception as error:
+        raise _Unreadable(f"its description can't be read: {_first_line(error)}") from error
+    if meta.format != FORMAT:
+        raise CheckpointError(
+            f"{step_path(directory, step)} has format {meta.format}; this program reads format {FORMAT}"
+        )
+    return meta
+
+
+def _array_types(plain: dict[str, Any]) -> dict[str, list[Any]]:
+    return {name: [list(leaf.shape), str(leaf.dtype)] for name, leaf in named_leaves(plain).items()}
+
+
+def _refuse_other_arrays(step: int, saved: dict[str, list[Any]], wanted: dict[str, list[Any]]) -> None:
+    """Orbax would cast a dtype without a word, so types are compared first."""
+    for name in sorted(saved.keys() | wanted.keys()):
+        if saved.get(name) != wanted.get(name):
+            raise CheckpointError(
+                f"checkpoint {step} has {name} as {saved.get(name, 'nothing')}, the program wants "
+                f"{wanted.get(name, 'nothing')}; nothing is cast or left out silently"
+            )
+
+
+def _wrong_sums(now: dict[str, str], saved: dict[str, str]) -> list[str]:
+    return sorted(name for name in now if now[name] != saved.get(name))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Turns whatever Orbax raises while saving into a CheckpointError that names the path."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{path}: save failed: {_first_line(error)}") from error

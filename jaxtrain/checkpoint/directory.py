@@ -1,0 +1,70 @@
+"""Which checkpoints a directory holds, judged by what is in them and not by their names."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+COMMITTED_MARKER = "_CHECKPOINT_METADATA"
+"""Orbax writes this file before it renames a finished checkpoint to its final name."""
+
+TEMPORARY_MARK = ".orbax-checkpoint-tmp"
+_DELETING_SUFFIX = ".deleting"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What was found: complete steps, newest first, and entries that look like checkpoints and are none."""
+
+    steps: list[int]
+    incomplete: list[Path]
+    leftovers: list[Path]
+
+
+def step_path(directory: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return directory / str(step)
+
+
+def state_path(directory: Path, step: int) -> Path:
+    """What `StandardCheckpointer().restore(...)` reads."""
+    return step_path(directory, step) / "state"
+
+
+def is_complete(path: Path) -> bool:
+    """Whether a step's directory was committed and has both of its items."""
+    return all((path / name).exists() for name in (COMMITTED_MARKER, "state", "meta"))
+
+
+def list_checkpoints(directory: Path) -> Listing:
+    """Everything in `directory`; a missing directory holds nothing."""
+    steps, incomplete, leftovers = [], [], []
+    for path in sorted(directory.iterdir()) if directory.is_dir() else []:
+        if TEMPORARY_MARK in path.name or path.name.endswith(_DELETING_SUFFIX):
+            leftovers.append(path)
+        elif path.name.isdecimal():
+            steps.append(int(path.name)) if is_complete(path) else incomplete.append(path)
+    return Listing(sorted(steps, reverse=True), incomplete, leftovers)
+
+
+def set_aside(path: Path, why: str) -> Path:
+    """Renames a checkpoint that can't be used, so that its step can be saved anew and nothing is lost."""
+    number = 0
+    while (target := path.with_name(f"{path.name}.{why}{f'-{number}' if number else ''}")).exists():
+        number += 1
+    return path.rename(target)
+
+
+def delete(path: Path) -> None:
+    """Removes a checkpoint; it stops being one at once, however long the removal takes."""
+    doomed = path.with_name(path.name + _DELETING_SUFFIX) if not path.name.endswith(_DELETING_SUFFIX) else path
+    if path != doomed:
+        path.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def delete_old(directory: Path, keep: int) -> list[int]:
+    """Deletes all but the newest `keep` complete checkpoints; returns the deleted steps."""
+    old = list_checkpoints(directory).steps[keep:]
+    for step in old:
+        delete(step_path(directory, step))
+    return old

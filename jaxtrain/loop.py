@@ -1,0 +1,303 @@
+"""One run's story: build, open the data, restore or initialise, compile, train to the goal, save."""
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from jaxtrain import distributed
+from jaxtrain.checkpoint import Checkpointer, Meta
+from jaxtrain.config import Config, check_steps
+from jaxtrain.data import ROW_IDS, HostBatches, Order, host_batches
+from jaxtrain.errors import ConfigError, DataError, NonFiniteError
+from jaxtrain.evaluation import Evaluator
+from jaxtrain.placement import Placement
+from jaxtrain.program import Program, build
+from jaxtrain.recorder import Recorder
+from jaxtrain.run_directory import RunDirectory, refuse_foreign_run
+from jaxtrain.training_data import TrainingData, open_data
+
+
+def run(config: Config, devices: Sequence[jax.Device]) -> None:
+    """Trains `config` on `devices` to its goal, from wherever its run directory stands.
+
+    Returns only when the goal is reached.
+
+    Raises:
+        JaxtrainError: with the exit code that says why it wasn't.
+    """
+    program = build(config, devices)
+    data = open_data(config)
+    total_steps = planned_steps(config, data)
+    directory = RunDirectory(config.run_dir)
+    with Recorder(directory, config, total_steps) as recorder:
+        checkpointer = Checkpointer(config.checkpoint_dir.absolute(), config.checkpoint.keep, recorder.saved)
+        newest = checkpointer.newest_meta()
+        refuse_foreign_run(config, directory, newest)
+        refuse_other_data(data, newest)
+        distributed.barrier("config checked", config.distributed.start_timeout)
+        recorder.open(program, data.hash)
+        if newest is not None and is_complete(newest, total_steps, data.order, config):
+            verified = checkpointer.restore_newest(program.state)
+            if verified is not None and verified[1] == newest:
+                recorder.already_complete(newest.step)
+                return
+            del verified
+        compiled = compile_program(program, total_steps, checkpointer, recorder)
+        state, meta = restore_or_initialise(program, checkpointer, recorder, data.hash)
+        training = Training(config, program, compiled, data, checkpointer, recorder, state, meta, total_steps)
+        with contextlib.closing(training):
+            training.run()
+        recorder.completed(training.meta.step)
+
+
+def planned_steps(config: Config, data: TrainingData) -> int:
+    """The length of the run: `steps`, or what `data.epochs` gives.
+
+    Raises:
+        ConfigError: `steps` is more than the data allow.
+    """
+    available = data.order.batches(config.global_batch)
+    if config.steps is None:
+        assert available is not None, "checked by config: steps or data.epochs is given"
+        check_steps(config, available)
+        return available
+    if available is not None and config.steps > available:
+        raise ConfigError(
+            f"steps={config.steps}, but data.epochs={config.data.epochs} of {data.rows} rows at "
+            f"global_batch={config.global_batch} allow {available} steps; set steps to at most {available}, "
+            f"leave it out, or raise data.epochs"
+        )
+    return config.steps
+
+
+def is_complete(meta: Meta, total_steps: int, order: Order, config: Config) -> bool:
+    """Whether a checkpoint is the run's last: all steps done, or all data consumed where those were the goal."""
+    data_ended = order.total is not None and meta.position >= order.total
+    return meta.step >= total_steps or (config.steps is None and data_ended)
+
+
+def refuse_other_data(data: TrainingData, newest: Meta | None) -> None:
+    """Raises where the data differ from those of the checkpoint, or between the processes of this run."""
+    if newest is not None and newest.data_hash != data.hash:
+        raise ConfigError(
+            f"the data set in {data.where} is another one than the run was started on (manifest {data.hash[:12]}, "
+            f"the checkpoint has {newest.data_hash[:12]}); point data.dir to the old one, or choose another run_dir"
+        )
+    if not distributed.same_everywhere(int(data.hash[:12], 16)):
+        raise ConfigError(
+            f"data.dir={data.where}: the processes see different data sets; give all of them the same files"
+        )
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The executables of a run."""
+
+    train_step: Callable[..., Any]
+    eval_step: Callable[..., Any]
+    inputs: Any
+
+
+def compile_program(program: Program, total_steps: int, checkpointer: Checkpointer, recorder: Recorder) -> Compiled:
+    """Compiles everything that the run will call, and waits until every process has done so."""
+    with recorder.timed("compile", what="train_step"):
+        train_step = program.train_step.lower(program.state, program.batch, program.abstract_inputs()).compile()
+    eval_step = program.eval_step
+    if program.config.eval.every:
+        with recorder.timed("compile", what="eval_step"):
+            eval_step = program.eval_step.lower(program.state["params"], program.eval_batch).compile()
+    with recorder.timed("compile", what="checksums"):
+        checkpointer.prepare(program.state)
+    distributed.barrier("compiled", timeout=3600)
+    return Compiled(train_step, eval_step, program.inputs(total_steps))
+
+
+def restore_or_initialise(
+    program: Program, checkpointer: Checkpointer, recorder: Recorder, data_hash: str
+) -> tuple[Any, Meta]:
+    """The state to go on from: the newest good checkpoint's, or a fresh one if there is none at all."""
+    with recorder.timed("restore") as event:
+        restored = checkpointer.restore_newest(program.state)
+        if restored is not None:
+            event["step"], event["position"] = restored[1].step, restored[1].position
+    if restored is None:
+        state = program.init(program.initial_key())
+        meta = Meta(step=0, position=0, skipped=0, config=program.config.to_dict(), data_hash=data_hash)
+    else:
+        state, meta = restored
+    distributed.barrier("state ready", timeout=3600)
+    recorder.started(meta.step)
+    return state, meta
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    """A step that was dispatched and not yet read."""
+
+    metrics: dict[str, jax.Array]
+    dispatched: float
+    waited: float
+    position: int
+    rows: Any
+
+
+class Training:
+    """The loop. It dispatches a step before it reads the metrics of the one before, so the devices never wait for it.
+
+    Only where something is due (an evaluation, a save, the end) does it read all metrics first: whether a step was
+    skipped decides whether its number was reached.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        program: Program,
+        compiled: Compiled,
+        data: TrainingData,
+        checkpointer: Checkpointer,
+        recorder: Recorder,
+        state: Any,
+        meta: Meta,
+        total_steps: int,
+    ):
+        self.config = config
+        self.meta = meta
+        self._compiled = compiled
+        self._checkpointer = checkpointer
+        self._recorder = recorder
+        self._state = state
+        self._total = total_steps
+        self._in_flight: deque[_InFlight] = deque()
+        self._read_at = time.perf_counter()
+        self._place = Placement(program.batch)
+        self._data = data
+        self._batches = self._open_batches(meta.position)
+        self._evaluate = None
+        if data.held_out is not None:
+            placement = Placement(program.eval_batch)
+            self._evaluate = Evaluator(
+                compiled.eval_step, placement, data.held_out, config.eval_batch, config.data.prefetch
+            )
+
+    def run(self) -> None:
+        """To the last step, saved."""
+        while self.meta.step < self._total and self._dispatch():
+            reached = self.meta.step + len(self._in_flight)
+            due = self._is_due(reached)
+            while len(self._in_flight) > (0 if due else 1):
+                self._read(self._in_flight.popleft())
+            if due and self.meta.step == reached:
+                self._at_boundary()
+            self._checkpointer.check()
+        self._finish()
+
+    def close(self) -> None:
+        """Ends the data pipeline; a save that is running is finished."""
+        self._batches.close()
+        self._checkpointer.settle()
+
+    def _open_batches(self, position: int) -> HostBatches:
+        config = self.config
+        return host_batches(
+            self._data.table,
+            self._data.order,
+            config.global_batch,
+            self._place.rows,
+            start=position,
+            workers=config.data.workers,
+            prefetch=config.data.prefetch,
+        )
+
+    def _dispatch(self) -> bool:
+        """Starts the next step; False where finite data have ended."""
+        asked = time.perf_counter()
+        host_batch = next(self._batches, None)
+        if host_batch is None:
+            return False
+        waited = time.perf_counter() - asked
+        rows = host_batch.pop(ROW_IDS)
+        batch = self._place(host_batch)
+        dispatched = time.perf_counter()
+        self._state, metrics = self._compiled.train_step(self._state, batch, self._compiled.inputs)
+        position = self.meta.position + len(self._in_flight) * self.config.global_batch
+        self._in_flight.append(_InFlight(metrics, dispatched, waited, position, rows))
+        return True
+
+    def _read(self, step: _InFlight) -> None:
+        """Waits for a dispatched step and takes its numbers."""
+        metrics = {name: value.item() for name, value in jax.device_get(step.metrics).items()}
+        now = time.perf_counter()
+        seconds = now - max(self._read_at, step.dispatched - step.waited)
+        self._read_at = now
+        skipped = metrics.pop("skipped")
+        self.meta = self._advanced(metrics["step"], skipped)
+        if self.config.data.log_rows:
+            self._recorder.rows(self.meta.step, step.position, step.rows, skipped)
+        if skipped:
+            self._not_finite(metrics)
+            return
+        metrics |= {"tokens_per_second": metrics["tokens"] / seconds, "step_seconds": seconds}
+        self._recorder.step({**metrics, "data_wait": min(step.waited / seconds, 1.0)})
+
+    def _advanced(self, step: int, skipped: bool) -> Meta:
+        position = self.meta.position + self.config.global_batch
+        return replace(self.meta, step=step, position=position, skipped=self.meta.skipped + skipped)
+
+    def _not_finite(self, metrics: dict[str, float]) -> None:
+        attempted = self.meta.step + 1
+        found = f"step {attempted}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}"
+        if self.config.non_finite == "stop":
+            raise NonFiniteError(
+                f"{found}; the update was not applied and the run stops (non_finite: stop); "
+                f"the newest checkpoint is from before; non_finite: skip passes over such batches"
+            )
+        self._recorder.skipped(attempted, f"{found}; update skipped, {self.meta.skipped} so far")
+
+    def _is_due(self, step: int) -> bool:
+        return step >= self._total or self._eval_due(step) or self._save_due(step)
+
+    def _eval_due(self, step: int) -> bool:
+        return bool(self.config.eval.every) and step % self.config.eval.every == 0
+
+    def _save_due(self, step: int) -> bool:
+        return bool(self.config.checkpoint.every) and step % self.config.checkpoint.every == 0
+
+    def _at_boundary(self) -> None:
+        step = self.meta.step
+        if step < self._total and self._eval_due(step):
+            self._evaluate_now()
+        if step < self._total and self._save_due(step):
+            self._save()
+
+    def _evaluate_now(self) -> None:
+        assert self._evaluate is not None
+        with self._recorder.timed("eval", step=self.meta.step) as event:
+            values = self._evaluate(self._state["params"])
+            event["loss"] = values["loss"]
+        self._recorder.evaluated(self.meta.step, values)
+
+    def _save(self) -> None:
+        self._checkpointer.save(self._state, replace(self.meta, config=self.config.to_dict()))
+
+    def _finish(self) -> None:
+        """Evaluates and saves the final state, complete before this returns."""
+        while self._in_flight:
+            self._read(self._in_flight.popleft())
+        if self.meta.step < self._total:
+            self._data_ended()
+        if self._evaluate is not None:
+            self._evaluate_now()
+        self._save()
+        self._checkpointer.close()
+
+    def _data_ended(self) -> None:
+        """Skipped batches used up finite data: the goal was the data's end, unless steps were asked for."""
+        message = f"the data ended at step {self.meta.step}, after {self.meta.skipped} skipped batches"
+        if self.config.steps is not None:
+            raise DataError(f"{message}, before steps={self.config.steps}")
+        self._recorder.message(message)

@@ -1,0 +1,177 @@
+"""All that a run shows and writes down, by one process for all, with global numbers."""
+
+import contextlib
+import logging
+import time
+import traceback
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+import numpy as np
+from rich.console import Console
+
+from jaxtrain.config import Config
+from jaxtrain.errors import EXIT_COMPLETE, EXIT_CRASHED, EXIT_INTERRUPTED, JaxtrainError
+from jaxtrain.models.parameters import count_parameters
+from jaxtrain.program import Program
+from jaxtrain.run_directory import RunDirectory
+from jaxtrain.sharding.table import render_table
+from jaxtrain.telemetry.events import EventLog
+from jaxtrain.telemetry.jsonl import encode, read_with_lines, replace_file
+from jaxtrain.telemetry.log import close_log, open_log
+from jaxtrain.telemetry.metrics import MetricsWriter
+from jaxtrain.telemetry.progress import TrainingProgress
+from jaxtrain.telemetry.run_info import run_info, write_json_atomically
+
+_log = logging.getLogger(__name__)
+
+
+class Recorder:
+    """Metrics, events, logs and progress of a run.
+
+    Nothing is written before `open`: until then the request may still be refused. Events and metrics are written by
+    process 0; logs, and the rows that a process consumed, by each.
+    """
+
+    def __init__(self, directory: RunDirectory, config: Config, total_steps: int):
+        self._directory = directory
+        self._config = config
+        self._total = total_steps
+        self._process = jax.process_index()
+        self._first = self._process == 0
+        self._events: EventLog | None = None
+        self._metrics: MetricsWriter | None = None
+        self._rows: Any = None
+        self._progress: TrainingProgress | None = None
+        self._step = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.__exit__(kind, error, trace)
+        if error is not None:
+            self._failed(error)
+        for closable in (self._metrics, self._events, self._rows):
+            if closable is not None:
+                closable.close()
+        close_log()
+
+    def open(self, program: Program, data_hash: str) -> None:
+        """Starts to write: the resolved config, run.json, the log, the start-up table."""
+        open_log(self._directory.path, self._process)
+        if not self._first:
+            return
+        self._events = EventLog(self._directory.events)
+        self._directory.write_config(self._config)
+        devices = list(program.mesh.devices.flat)
+        description = {"platform": devices[0].platform, "kind": devices[0].device_kind, "count": len(devices)}
+        description |= {"processes": jax.process_count(), "mesh": dict(program.mesh.shape)}
+        info = run_info(seed=self._config.seed, data_manifest_hash=data_hash, devices=description)
+        write_json_atomically(self._directory.info, info)
+        self._print_start(program, info)
+
+    def _print_start(self, program: Program, info: dict[str, Any]) -> None:
+        mesh = " × ".join(f"{axis} {size}" for axis, size in program.mesh.shape.items() if size > 1) or "one device"
+        devices = info["devices"]
+        console = Console(highlight=False)
+        console.print(render_table(program.parameter_table()))
+        console.print(
+            f"{count_parameters(program.infos):,} parameters on {devices['count']} {devices['kind']} "
+            f"({devices['processes']} processes, {mesh}), {self._config.precision}, "
+            f"{self._config.global_batch} rows a step, {self._total} steps → {self._directory.path}",
+            soft_wrap=True,
+        )
+        console.print(f"XLA_FLAGS: {' '.join(info['xla_flags']) or 'none'}", soft_wrap=True)
+
+    def started(self, step: int) -> None:
+        """Opens metrics and progress after the state's last step."""
+        self._step = step
+        self._event("start", step=step)
+        if self._config.data.log_rows:
+            self._rows = self._open_rows(step)
+        if self._first:
+            self._metrics = MetricsWriter(self._directory.metrics, step)
+        self._progress = TrainingProgress(self._total, step, self._config.log_every, silent=not self._first)
+        self._progress.__enter__()
+        if step:
+            self.message(f"resumed after step {step}")
+
+    def step(self, metrics: dict[str, Any]) -> None:
+        """The metrics of a finished step."""
+        self._step = metrics["step"]
+        if self._metrics is not None:
+            self._metrics.write(**metrics)
+        assert self._progress is not None
+        self._progress.update(metrics)
+
+    def skipped(self, step: int, message: str) -> None:
+        """An update that was not applied."""
+        self._event("skip", step=step, reason="non-finite")
+        self.message(message)
+
+    def evaluated(self, step: int, values: dict[str, float]) -> None:
+        """An evaluation's result."""
+        named = {f"eval_{name}": value for name, value in values.items()}
+        if self._metrics is not None:
+            self._metrics.write(step=step, **named)
+        self.message(f"step {step}  " + "  ".join(f"{name} {value:.4f}" for name, value in named.items()))
+
+    def saved(self, step: int, seconds: float) -> None:
+        """A checkpoint that was committed; called from the saving thread."""
+        self._event("save", step=step, seconds=round(seconds, 3))
+
+    def rows(self, step: int, position: int, ids: np.ndarray, skipped: bool) -> None:
+        """The row ids that this process consumed for a step (or lost to a skipped one)."""
+        self._rows.write(encode({"step": step, "position": position, "rows": ids.tolist(), "skipped": skipped}))
+        self._rows.flush()
+
+    def message(self, text: str) -> None:
+        """A line on the terminal and in the log."""
+        _log.info(text)
+        if self._progress is not None:
+            self._progress.message(text)
+        elif self._first:
+            Console(highlight=False).print(text, soft_wrap=True)
+
+    @contextlib.contextmanager
+    def timed(self, kind: str, **fields: Any) -> Iterator[dict[str, Any]]:
+        """An event with the seconds that the block took; the block may add fields."""
+        started = time.perf_counter()
+        yield fields
+        self._event(kind, **fields, seconds=round(time.perf_counter() - started, 3))
+
+    def already_complete(self, step: int) -> None:
+        """The run had reached its goal before this start."""
+        self._event("start", step=step)
+        self._event("stop", step=step, reason="already complete", exit_code=EXIT_COMPLETE)
+        self.message(f"already complete: {self._directory.path} is at its last step, {step}; nothing to do")
+
+    def completed(self, step: int) -> None:
+        """The goal is reached and saved."""
+        self._event("stop", step=step, reason="complete", exit_code=EXIT_COMPLETE)
+        self.message(f"complete: {step} steps in {self._directory.path}")
+
+    def _failed(self, error: BaseException) -> None:
+        text = "".join(traceback.format_exception(error))
+        _log.info("the run ended with an error:\n%s", text)
+        code = EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", EXIT_CRASHED)
+        reason = str(error) if isinstance(error, JaxtrainError) else f"{type(error).__name__}: {error}"
+        self._event("stop", step=self._step, reason=reason, exit_code=code)
+
+    def _event(self, kind: str, **fields: Any) -> None:
+        if self._events is not None:
+            self._events.write(kind, **fields)
+
+    def _open_rows(self, step: int) -> Any:
+        """The row log, without the lines after `step`, which will be written again."""
+        path = self._directory.rows(self._process)
+        if path.exists():
+            kept = [line for record, line in read_with_lines(path) if record["step"] <= step]
+            replace_file(path, "".join(kept) if step else "")
+        return path.open("a", encoding="utf-8")

@@ -1,0 +1,62 @@
+"""Trainings with a fault put in: `python -m tests.faults FAULT CONFIG [key=value …]`, or by hand in this process.
+
+Faults: `nan-row=ROW` makes the loss of every batch with that row NaN on the process that holds it; `raise=NAME@STEP`
+raises the built-in exception NAME when the numbers of STEP are read.
+"""
+
+import builtins
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxtrain.data import Batch, RowTable
+from jaxtrain.train import main
+
+Assemble = Callable[[RowTable, npt.NDArray[np.int64]], Batch]
+
+
+def with_nan_row(bad_row: int) -> Assemble:
+    """A stand-in for `RowTable.assemble` that gives the training row `bad_row` a weight of NaN."""
+    assemble = RowTable.assemble
+
+    def poisoned(table: RowTable, row_ids: npt.NDArray[np.int64]) -> Batch:
+        batch = assemble(table, row_ids)
+        if table.split == "train":
+            batch["weights"][row_ids == bad_row] = np.nan
+        return batch
+
+    return poisoned
+
+
+def raise_at(name: str, step: int) -> None:
+    """Makes the recorder raise instead of writing the numbers of `step`."""
+    from jaxtrain.recorder import Recorder
+
+    record = Recorder.step
+
+    def failing(recorder: Recorder, metrics: dict[str, Any]) -> None:
+        if metrics["step"] == step:
+            raise getattr(builtins, name)(f"injected at step {step}")
+        record(recorder, metrics)
+
+    setattr(Recorder, "step", failing)  # noqa: B010 - an assignment is refused by the type checker
+
+
+def inject(fault: str) -> None:
+    """Puts a fault into this process."""
+    kind, value = fault.split("=")
+    if kind == "nan-row":
+        setattr(RowTable, "assemble", with_nan_row(int(value)))  # noqa: B010
+    elif kind == "raise":
+        name, step = value.split("@")
+        raise_at(name, int(step))
+    else:
+        raise SystemExit(f"unknown fault {fault}")
+
+
+if __name__ == "__main__":
+    inject(sys.argv[1])
+    sys.exit(main(sys.argv[2:]))

@@ -1,0 +1,181 @@
+"""Exit code 0 means that the goal was reached; each other code says why not, in words that a person can act on."""
+
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jaxtrain.recorder import Recorder
+from jaxtrain.train import main
+from tests import faults
+from tests.factories import make_dataset, make_documents
+from tests.runs import (
+    MESHES,
+    STRAIGHT,
+    checkpoint_steps,
+    content,
+    events,
+    start,
+    step_losses,
+    stopped_copy,
+    train,
+    write_tiny,
+)
+
+Straight = Callable[[str], Path]
+
+
+@pytest.fixture(autouse=True)
+def same_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`main` sets variables for JAX; they go with the test."""
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+
+
+def fails(arguments: list[str], code: int, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one message of a command that ends with `code` and leaves `folder` as it was."""
+    before = content(folder)
+    assert main(arguments) == code
+    shown = capsys.readouterr()
+    assert "Traceback" not in shown.out + shown.err
+    assert shown.err.startswith("error: ")
+    assert shown.err.count("error: ") == 1
+    assert content(folder) == before
+    return shown.err
+
+
+BAD_CONFIGS = {
+    "unknown key": ("optimzer: {learning_rate: 1}\n", [], ["optimzer", "optimizer"]),
+    "repeated key": ("seed: 1\nseed: 2\n", [], ["seed", "twice"]),
+    "wrong type": ("seed: many\n", [], ["seed", "many"]),
+    "unknown override": ("", ["optimizer.learning_rat=1"], ["optimizer.learning_rat", "learning_rate"]),
+    "not YAML": ("model: [\n", [], ["tiny.yml"]),
+    "contradiction": ("", ["model.heads=3"], ["model.heads=3", "kv_heads"]),
+    "mesh": ("", ["mesh.data=3"], ["mesh.data=3", "8"]),
+    "batch over mesh": ("", ["global_batch=6"], ["global_batch=6"]),
+    "no end": ("", ["steps=null"], ["steps", "data.epochs"]),
+    "more steps than data": ("", ["steps=50", "data.epochs=1"], ["steps=50", "data.epochs=1"]),
+    "no data": ("", ["data.dir=nowhere"], ["nowhere"]),
+    "vocabulary": ("", ["model.vocab=100"], ["model.vocab", "100", "256"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CONFIGS)
+def test_a_bad_request_prints_one_message_and_touches_nothing(
+    name: str, tmp_path: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    extra, overrides, words = BAD_CONFIGS[name]
+    path = write_tiny(tmp_path, tiny_data, extra)
+    if overrides == ["steps=50", "data.epochs=1"]:
+        path.write_text(path.read_text().replace("steps: 10\n", ""))
+    message = fails([str(path), *overrides], 2, tmp_path, capsys)
+    for word in words:
+        assert word in message
+
+
+def test_a_missing_config_file_is_a_bad_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "none.yml" in fails([str(tmp_path / "none.yml")], 2, tmp_path, capsys)
+
+
+def test_a_foreign_run_directory_is_a_bad_request(
+    straight: Straight, tmp_path: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped_copy(straight("data=8"), tmp_path)
+    arguments = [str(write_tiny(tmp_path, tiny_data)), *STRAIGHT, *MESHES["data=8"][1]]
+    assert "resume is false" in fails([*arguments, "resume=false"], 2, tmp_path, capsys)
+    assert "model.embed" in fails([*arguments, "model.embed=96"], 2, tmp_path, capsys)
+
+
+def test_a_reached_goal_is_exit_code_0_and_nothing_on_stderr(
+    straight: Straight, tmp_path: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = stopped_copy(straight("data=8"), tmp_path)
+    assert main([str(write_tiny(tmp_path, tiny_data)), *STRAIGHT, *MESHES["data=8"][1]]) == 0
+    shown = capsys.readouterr()
+    assert f"complete: 10 steps in {run_dir}" in shown.out
+    assert shown.err == ""
+    assert events(run_dir, "stop")[-1]["exit_code"] == 0
+
+
+def test_unreadable_checkpoints_are_exit_code_4(
+    straight: Straight, tmp_path: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = stopped_copy(straight("data=8"), tmp_path)
+    (run_dir / "checkpoints" / "5" / "meta" / "metadata").unlink()
+    assert main([str(write_tiny(tmp_path, tiny_data)), *STRAIGHT, *MESHES["data=8"][1]]) == 4
+    error = capsys.readouterr().err
+    assert "none of the checkpoints that are there can be read (5)" in error
+    assert "Traceback" not in error
+
+
+def test_bad_data_found_while_training_are_exit_code_5(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    documents = make_documents([20] * 16)
+    documents[3][2] = 300
+    make_dataset(tmp_path / "data", documents, vocab=301, claimed_vocab=256)
+    assert main([str(write_tiny(tmp_path, tmp_path / "data")), "data.pack=false"]) == 5
+    error = capsys.readouterr().err
+    assert "token id 300" in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("name", ["MemoryError", "RuntimeError"])
+def test_a_crash_keeps_its_traceback_in_the_log_and_on_stderr(
+    name: str, tmp_path: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Recorder, "step", Recorder.step)  # put back when the test ends
+    faults.raise_at(name, step=3)
+    assert main([str(write_tiny(tmp_path, tiny_data))]) == 1
+    log = (tmp_path / "run" / "logs" / "process-0.log").read_text()
+    for text in (capsys.readouterr().err, log):
+        assert f"{name}: injected at step 3" in text
+        assert "Traceback (most recent call last)" in text
+        assert "in _read" in text, "the line that failed is not shown"
+    (stop,) = events(tmp_path / "run", "stop")
+    assert (stop["exit_code"], stop["reason"]) == (1, f"{name}: injected at step 3")
+    assert logging.getLogger().level == logging.WARNING, "the log is closed again"
+
+
+@pytest.mark.slow
+def test_an_interrupt_is_one_line_and_exit_code_130_and_the_run_resumes(tmp_path: Path, tiny_data: Path) -> None:
+    arguments = [str(write_tiny(tmp_path, tiny_data).rename(tmp_path / "long.yml"))]
+    text = (tmp_path / "long.yml").read_text().replace("steps: 10", "steps: 600")
+    (tmp_path / "long.yml").write_text(text.replace("every: 5", "every: 50"))
+    process = start(arguments)
+    seen = iter(process.stdout.readline, "")  # type: ignore[union-attr]
+    while not next(seen).startswith("step 60/"):
+        pass
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    assert [line for line in output.splitlines() if "interrupted" in line] == [
+        "interrupted; the same command goes on from the newest checkpoint"
+    ]
+    run_dir = tmp_path / "run"
+    newest = checkpoint_steps(run_dir)[-1]
+    assert newest >= 50
+    assert events(run_dir, "stop")[-1]["exit_code"] == 130
+    code, output = train(arguments)
+    assert code == 0, output
+    assert f"resumed after step {newest}" in output
+    assert sorted(step_losses(run_dir)) == list(range(1, 601))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("present", [0, 1])
+def test_a_missing_worker_is_exit_code_6_and_names_the_setting(present: int, tmp_path: Path, tiny_data: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    group = [f"distributed.coordinator=localhost:{port}", "distributed.processes=2"]
+    group += [f"distributed.process_id={present}", "distributed.start_timeout=5"]
+    code, output = train([str(write_tiny(tmp_path, tiny_data)), *group], timeout=60)
+    assert code == 6, output
+    (message,) = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert f"process {present} of 2" in message
+    assert "distributed.start_timeout=5" in message
+    assert "Traceback" not in output
+    assert not (tmp_path / "run").exists()

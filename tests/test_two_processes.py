@@ -1,0 +1,156 @@
+"""Two processes of four devices are one run: the same numbers, the same files, the same checkpoint."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxtrain.config import load
+from jaxtrain.training_data import open_data
+from tests.runs import (
+    MESHES,
+    checkpoint_meta,
+    checkpoint_steps,
+    events,
+    read_checkpoint,
+    row_log,
+    run_here,
+    step_losses,
+    stopped_copy,
+    train_group,
+    write_tiny,
+)
+
+pytestmark = pytest.mark.slow
+
+RUN = ["data.pack=false", "data.log_rows=true", "eval.every=20"]
+
+
+def write_config(folder: Path, data: Path) -> Path:
+    """Twenty steps with checkpoints at 10 and 20, lr 1e-3."""
+    path = write_tiny(folder, data)
+    text = path.read_text().replace("steps: 10", "steps: 20").replace("every: 5", "every: 10").replace("1e-2", "1e-3")
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Path:
+    """The run on one device."""
+    folder = tmp_path_factory.mktemp("alone")
+    run_here(load(write_config(folder, tiny_data), RUN))
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Callable[[str], Path]:
+    """Mesh name to the run of two processes on it; `data.workers` is on for one of them."""
+    runs: dict[str, Path] = {}
+
+    def run(mesh: str) -> Path:
+        if mesh not in runs:
+            folder = tmp_path_factory.mktemp("together")
+            overrides = [*RUN, *MESHES[mesh][1], f"data.workers={2 if mesh == 'fsdp=8' else 0}"]
+            results = train_group([str(write_config(folder, tiny_data)), *overrides], timeout=150)
+            assert [code for code, _ in results] == [0, 0], results
+            runs[mesh] = folder / "run"
+        return runs[mesh]
+
+    return run
+
+
+TOGETHER = ["fsdp=8", "data=2 fsdp=2 tensor=2"]
+
+
+@pytest.mark.parametrize("mesh", TOGETHER)
+def test_twenty_losses_equal_one_device(mesh: str, alone: Path, together: Callable[[str], Path]) -> None:
+    here, there = step_losses(alone), step_losses(together(mesh))
+    assert here.keys() == there.keys() == set(range(1, 21))
+    np.testing.assert_allclose(list(there.values()), list(here.values()), rtol=1e-5)
+
+
+@pytest.mark.parametrize("mesh", TOGETHER)
+def test_the_metrics_hold_each_step_once_with_global_numbers(
+    mesh: str, alone: Path, together: Callable[[str], Path]
+) -> None:
+    def lines(run_dir: Path) -> list[dict[str, float]]:
+        return [json.loads(line) for line in (run_dir / "metrics.jsonl").open()]
+
+    ours, one = lines(together(mesh)), lines(alone)
+    assert [line["step"] for line in ours] == [line["step"] for line in one] == [*range(1, 21), 20]
+    for name in ("tokens", "grad_norm", "learning_rate", "eval_loss", "eval_tokens"):
+        wanted = [line[name] for line in one if name in line]
+        assert [line[name] for line in ours if name in line] == pytest.approx(wanted, rel=1e-4), name
+    assert [event["step"] for event in events(together(mesh), "save")] == [10, 20]
+    assert len(events(together(mesh), "stop")) == 1
+
+
+def test_each_process_read_its_own_rows_of_every_batch(together: Callable[[str], Path], alone: Path) -> None:
+    whole, parts = row_log(alone), [row_log(together("fsdp=8"), process) for process in (0, 1)]
+    assert all([*parts[0][step], *parts[1][step]] == whole[step] for step in range(1, 21))
+
+
+def test_plain_orbax_reads_in_one_process_what_two_saved(together: Callable[[str], Path]) -> None:
+    saved = read_checkpoint(together("fsdp=8"), 20)
+    meta = checkpoint_meta(together("fsdp=8"), 20)
+    assert {name: [list(leaf.shape), str(leaf.dtype)] for name, leaf in saved.items()} == meta["arrays"]
+    assert saved["step"] == saved["optimizer.adam.count"] == 20
+    assert all(np.isfinite(leaf).all() for leaf in saved.values())
+
+
+def test_initial_parameters_are_bit_equal(tmp_path: Path, tiny_data: Path) -> None:
+    """A step of learning rate 0 saves them as they were initialised."""
+    still = ["optimizer.learning_rate=0", "steps=1"]
+    checksums = {}
+    for name, mesh in [("one", "one device"), ("eight", "data=2 fsdp=2 tensor=2"), ("two processes", "fsdp=8")]:
+        folder = tmp_path / name
+        folder.mkdir()
+        path = write_tiny(folder, tiny_data)
+        path.write_text(path.read_text().replace("steps: 10\n", "").replace("learning_rate: 1e-2", ""))
+        overrides = [*still, *MESHES[mesh][1]]
+        if name == "two processes":
+            results = train_group([str(path), *overrides], timeout=120)
+            assert [code for code, _ in results] == [0, 0], results
+        else:
+            run_here(load(path, overrides), MESHES[mesh][0])
+        sums = checkpoint_meta(folder / "run", 1)["checksums"]
+        checksums[name] = {leaf: value for leaf, value in sums.items() if leaf.startswith("params")}
+    assert len(checksums["one"]) == 12
+    assert checksums["one"] == checksums["eight"] == checksums["two processes"]
+
+
+def consumed(folder: Path, data: Path, steps: int) -> list[int]:
+    """The rows of the first steps, sorted."""
+    order = open_data(load(write_config(folder, data), RUN)).order
+    return sorted(order.rows_at(np.arange(8 * steps)).tolist())
+
+
+def test_one_process_goes_on_with_what_two_saved(
+    together: Callable[[str], Path], alone: Path, tmp_path: Path, tiny_data: Path
+) -> None:
+    run_dir = stopped_copy(together("fsdp=8"), tmp_path, step=10)
+    first = [rows for process in (0, 1) for rows in row_log(run_dir, process).values()]
+    run_here(load(write_config(tmp_path, tiny_data), RUN))
+    assert [event["step"] for event in events(run_dir, "restore")] == [10]
+    second = [rows for step, rows in row_log(run_dir).items() if step > 10]
+    assert sorted(row for rows in [*first, *second] for row in rows) == consumed(tmp_path, tiny_data, 20)
+    np.testing.assert_allclose(list(step_losses(run_dir).values()), list(step_losses(alone).values()), rtol=1e-5)
+
+
+def test_two_processes_pass_over_a_damaged_checkpoint_and_go_on_with_what_one_saved(
+    alone: Path, tmp_path: Path, tiny_data: Path
+) -> None:
+    run_dir = stopped_copy(alone, tmp_path, step=20)
+    shutil.rmtree(run_dir / "checkpoints" / "20" / "state" / "d")
+    first = [rows for step, rows in row_log(run_dir).items() if step <= 10]
+    results = train_group([str(write_config(tmp_path, tiny_data)), *RUN, "mesh.fsdp=8"], timeout=150)
+    assert [code for code, _ in results] == [0, 0], results
+    assert "checkpoints/20 can't be read" in results[0][1]
+    assert [event["step"] for event in events(run_dir, "restore")] == [10]
+    assert checkpoint_steps(run_dir) == [10, 20]
+    second = [rows for process in (0, 1) for step, rows in row_log(run_dir, process).items() if step > 10]
+    assert sorted(row for rows in [*first, *second] for row in rows) == consumed(tmp_path, tiny_data, 20)
+    np.testing.assert_allclose(list(step_losses(run_dir).values()), list(step_losses(alone).values()), rtol=1e-5)
