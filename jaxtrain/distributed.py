@@ -13,7 +13,7 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import multihost
 
 from jaxtrain.config import DistributedConfig
-from jaxtrain.errors import EXIT_MISSING_WORKER, MissingWorkerError
+from jaxtrain.errors import EXIT_MISSING_WORKER, ConfigError, MissingWorkerError, first_line
 
 _CLUSTER_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "OMPI_COMM_WORLD_SIZE")
 _PATIENCE = 3600
@@ -25,7 +25,8 @@ def is_requested(config: DistributedConfig, environment: Mapping[str, str]) -> b
     return (
         config.coordinator is not None
         or any(name in environment for name in _CLUSTER_VARIABLES)
-        or int(environment.get("SLURM_STEP_NUM_TASKS", environment.get("SLURM_NTASKS", "1"))) > 1
+        # Only srun sets this; SLURM_NTASKS is also there in the batch script itself, which is one process.
+        or int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1
     )
 
 
@@ -60,7 +61,7 @@ def initialize(config: DistributedConfig) -> None:
                 heartbeat_timeout_seconds=config.heartbeat_timeout,
             )
     except Exception as error:
-        raise MissingWorkerError(f"{message} ({_first_line(error)})") from error
+        raise MissingWorkerError(f"{message} ({first_line(error)})") from error
 
 
 @contextlib.contextmanager
@@ -98,7 +99,7 @@ def barrier(name: str, timeout: int) -> None:
         multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout * 1000)
     except Exception as error:
         raise MissingWorkerError(
-            f"not all {jax.process_count()} processes reached {name!r} within {timeout} s: {_first_line(error)}"
+            f"not all {jax.process_count()} processes reached {name!r} within {timeout} s: {first_line(error)}"
         ) from error
 
 
@@ -132,12 +133,10 @@ def _gather(value: object) -> np.ndarray:
 
 def _number(variable: str) -> int | None:
     text = os.environ.get(variable)
+    if text is not None and not text.isdecimal():
+        raise ConfigError(f"environment variable {variable}={text} is not a number; processes count from 0")
     return None if text is None else int(text)
 
 
 def _or_unknown(value: int | None) -> str:
     return "?" if value is None else str(value)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -48,3 +48,8 @@ class MissingWorkerError(JaxtrainError):
     """Not all processes came together in time."""
 
     exit_code = EXIT_MISSING_WORKER
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of a library says, short enough to stand in a message of ours."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -40,7 +40,7 @@ def run(config: Config, devices: Sequence[jax.Device]) -> None:
         refuse_foreign_run(config, directory, newest)
         refuse_other_data(data, newest)
         distributed.barrier("config checked", config.distributed.start_timeout)
-        recorder.open(program, data.hash)
+        recorder.open(program, data.hash, newest.step if newest is not None else 0)
         if newest is not None and is_complete(newest, total_steps, data.order, config):
             verified = checkpointer.restore_newest(program.state)
             if verified is not None and verified[1] == newest:

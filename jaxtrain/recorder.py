@@ -62,12 +62,16 @@ class Recorder:
                 closable.close()
         close_log()
 
-    def open(self, program: Program, data_hash: str) -> None:
-        """Starts to write: the resolved config, run.json, the log, the start-up table."""
+    def open(self, program: Program, data_hash: str, step: int) -> None:
+        """Starts to write: the resolved config, run.json, the log, the start-up table.
+
+        `step` is that of the newest checkpoint, 0 for a new run; which one is really restored, its own event tells.
+        """
         open_log(self._directory.path, self._process)
         if not self._first:
             return
         self._events = EventLog(self._directory.events)
+        self._event("start", step=step, steps=self._total)
         self._directory.write_config(self._config)
         devices = list(program.mesh.devices.flat)
         description = {"platform": devices[0].platform, "kind": devices[0].device_kind, "count": len(devices)}
@@ -92,7 +96,6 @@ class Recorder:
     def started(self, step: int) -> None:
         """Opens metrics and progress after the state's last step."""
         self._step = step
-        self._event("start", step=step)
         if self._config.data.log_rows:
             self._rows = self._open_rows(step)
         if self._first:
@@ -148,7 +151,6 @@ class Recorder:
 
     def already_complete(self, step: int) -> None:
         """The run had reached its goal before this start."""
-        self._event("start", step=step)
         self._event("stop", step=step, reason="already complete", exit_code=EXIT_COMPLETE)
         self.message(f"already complete: {self._directory.path} is at its last step, {step}; nothing to do")
 

@@ -141,16 +141,16 @@ def test_events_tell_the_story_in_order(tmp_path: Path, tiny_data: Path) -> None
     # A save is reported when it is committed, in the background: anywhere after it began.
     first, second = kinds[: kinds.index(("stop", 7)) + 1], kinds[kinds.index(("stop", 7)) + 1 :]
     assert [event for event in first if event[0] != "save"] == [
+        ("start", 0),
         *compiles,
         ("restore", None),
-        ("start", 0),
         ("eval", 5),
         ("stop", 7),
     ]
     assert [event for event in second if event[0] != "save"] == [
+        ("start", 5),
         *compiles,
         ("restore", 5),
-        ("start", 5),
         ("eval", 10),
         ("stop", 10),
     ]

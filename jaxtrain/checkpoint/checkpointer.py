@@ -30,7 +30,7 @@ from jaxtrain.checkpoint.directory import (
     step_path,
 )
 from jaxtrain.checkpoint.tree import from_plain, to_plain
-from jaxtrain.errors import CheckpointError
+from jaxtrain.errors import CheckpointError, first_line
 from jaxtrain.models.parameters import named_leaves
 
 FORMAT = 1
@@ -201,7 +201,7 @@ class Checkpointer:
         try:
             return meta, _state_handler().restore(epath.Path(state_path(self.directory, step)), args=arguments)
         except Exception as error:
-            raise _Unreadable(f"{type(error).__name__}: {_first_line(error)}") from error
+            raise _Unreadable(f"{type(error).__name__}: {first_line(error)}") from error
 
     def _agreed_listing(self) -> Listing:
         """What the directory holds, the same for every process, without what interrupted saves left."""
@@ -252,7 +252,7 @@ def _read_meta(directory: Path, step: int) -> Meta:
         content = ocp.JsonCheckpointHandler().restore(epath.Path(step_path(directory, step) / "meta"))
         meta = Meta(**content)
     except Exception as error:
-        raise _Unreadable(f"its description can't be read: {_first_line(error)}") from error
+        raise _Unreadable(f"its description can't be read: {first_line(error)}") from error
     if meta.format != FORMAT:
         raise CheckpointError(
             f"{step_path(directory, step)} has format {meta.format}; this program reads format {FORMAT}"
@@ -278,10 +278,6 @@ def _wrong_sums(now: dict[str, str], saved: dict[str, str]) -> list[str]:
     return sorted(name for name in now if now[name] != saved.get(name))
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-
-
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
     """Turns whatever Orbax raises while saving into a CheckpointError that names the path."""
@@ -290,4 +286,4 @@ def _naming(path: Path) -> Iterator[None]:
     except CheckpointError:
         raise
     except Exception as error:
-        raise CheckpointError(f"{path}: save failed: {_first_line(error)}") from error
+        raise CheckpointError(f"{path}: save failed: {first_line(error)}") from error

@@ -1,0 +1,42 @@
+"""Data: prepared once, packed into rows, read in an order that is a function of one integer.
+
+    text ── prepare ──> data set on disk ── packing ──> rows ── order ──> batches of this process
+
+Importing these modules does not import jax, so that a tool or a worker starts quickly; Grain does, and is imported
+where it is used. Nothing here touches a device.
+"""
+
+from jaxtrain.data.dataset import Dataset, open_dataset
+from jaxtrain.data.loader import ROW_IDS, HostBatches, host_batches
+from jaxtrain.data.manifest import Manifest, has_manifest
+from jaxtrain.data.order import Order
+from jaxtrain.data.packing import Piece, RowPlan
+from jaxtrain.data.prepare import Report, Text, TextSource, ensure_text_dataset
+from jaxtrain.data.progress import console_progress
+from jaxtrain.data.python_stdlib import ensure_python_stdlib
+from jaxtrain.data.rows import FILLER, Batch, RowTable, Table
+from jaxtrain.data.writer import write_dataset
+
+__all__ = [
+    "FILLER",
+    "ROW_IDS",
+    "Batch",
+    "Dataset",
+    "HostBatches",
+    "Manifest",
+    "Order",
+    "Piece",
+    "Report",
+    "RowPlan",
+    "RowTable",
+    "Table",
+    "Text",
+    "TextSource",
+    "console_progress",
+    "ensure_python_stdlib",
+    "ensure_text_dataset",
+    "has_manifest",
+    "host_batches",
+    "open_dataset",
+    "write_dataset",
+]
