@@ -18,13 +18,18 @@ if "jax" in sys.modules:
     )
 
 
-def _with_virtual_devices(xla_flags: str) -> str:
-    others = re.sub(r"--xla_force_host_platform_device_count=\S*", "", xla_flags)
-    return f"{others} --xla_force_host_platform_device_count={DEVICES}".strip()
+def _for_tests(xla_flags: str) -> str:
+    """The flags with eight virtual devices, and without LLVM's optimisations, which take half of the compile time.
+
+    Child processes (`tests.runs.environment`) compile as users do.
+    """
+    names = "force_host_platform_device_count|backend_optimization_level"
+    others = re.sub(rf"--xla_(?:{names})=\S*", "", xla_flags)
+    return f"{others} --xla_force_host_platform_device_count={DEVICES} --xla_backend_optimization_level=0".strip()
 
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = _with_virtual_devices(os.environ.get("XLA_FLAGS", ""))
+os.environ["XLA_FLAGS"] = _for_tests(os.environ.get("XLA_FLAGS", ""))
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILE_CACHE)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 

@@ -21,7 +21,7 @@ MAY_CHANGE = {
 }  # fmt: skip
 SECTIONS_THAT_MAY_CHANGE = {"mesh", "sharding", "distributed", "eval", "checkpoint"}
 PARAMETERS = {
-    "quickstart": 8_128_768,
+    "quickstart": 9_112_320,
     "gpt2-124m": 123_587_328,
     "smollm2-135m": 134_515_008,
     "mistral-7b": 7_241_732_096,

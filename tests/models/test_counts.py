@@ -12,7 +12,7 @@ from jaxtrain.program import make_task
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 PARAMETERS = {
-    "quickstart": 8_128_768,
+    "quickstart": 9_112_320,
     "gpt2-124m": 123_587_328,
     "smollm2-135m": 134_515_008,
     "mistral-7b": 7_241_732_096,
