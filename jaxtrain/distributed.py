@@ -17,6 +17,7 @@ from jaxtrain.errors import EXIT_MISSING_WORKER, ConfigError, MissingWorkerError
 
 _CLUSTER_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "OMPI_COMM_WORLD_SIZE")
 _PATIENCE = 3600
+_FAREWELL_SECONDS = 10
 _barrier_numbers = itertools.count()
 
 
@@ -103,9 +104,16 @@ def barrier(name: str, timeout: int) -> None:
         ) from error
 
 
-def exit_at_once_if_several(code: int) -> None:
-    """Ends a process of several with `code`, without the usual farewell, which would wait for the others."""
-    if jax.distributed.is_initialized() and jax.process_count() > 1:
+def leave(code: int) -> None:
+    """Ends a process of several with `code` where it failed alone; returns where all of them fail alike.
+
+    JAX's own farewell at the end of a process waits for the others for minutes, and they may be waiting for this one.
+    """
+    if not jax.distributed.is_initialized() or jax.process_count() == 1:
+        return
+    try:
+        multihost.get_barrier_sync_fn()(key="jaxtrain.farewell", timeout_ms=_FAREWELL_SECONDS * 1000)
+    except Exception:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -5,15 +5,7 @@ import traceback
 from collections.abc import Sequence
 
 from jaxtrain.config import Config, dump, parse_arguments
-from jaxtrain.errors import (
-    EXIT_COMPLETE,
-    EXIT_CRASHED,
-    EXIT_INTERRUPTED,
-    CheckpointError,
-    DataError,
-    JaxtrainError,
-    MissingWorkerError,
-)
+from jaxtrain.errors import EXIT_COMPLETE, EXIT_CRASHED, EXIT_INTERRUPTED, JaxtrainError
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -27,16 +19,13 @@ def main(arguments: Sequence[str]) -> int:
         return EXIT_COMPLETE
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from the newest checkpoint", file=sys.stderr)
-        return _leave_the_others(EXIT_INTERRUPTED)
-    except (DataError, CheckpointError, MissingWorkerError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return _leave_the_others(error.exit_code)
+        return _leave(EXIT_INTERRUPTED)
     except JaxtrainError as error:
         print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        return _leave(error.exit_code)
     except Exception:
         traceback.print_exc()
-        return _leave_the_others(EXIT_CRASHED)
+        return _leave(EXIT_CRASHED)
 
 
 def train(config: Config) -> None:
@@ -52,11 +41,11 @@ def train(config: Config) -> None:
     loop.run(config, jax.devices())
 
 
-def _leave_the_others(code: int) -> int:
-    """For what may have hit this process alone: the others wait in a collective, and must not be waited for."""
+def _leave(code: int) -> int:
+    """For what may have hit this process alone: the others may wait in a collective, and must not be waited for."""
     distributed = sys.modules.get("jaxtrain.distributed")
     if distributed is not None:
-        distributed.exit_at_once_if_several(code)
+        distributed.leave(code)
     return code
 
 

@@ -1,7 +1,7 @@
 """Trainings with a fault put in: `python -m tests.faults FAULT CONFIG [key=value …]`, or by hand in this process.
 
 Faults: `nan-row=ROW` makes the loss of every batch with that row NaN on the process that holds it; `raise=NAME@STEP`
-raises the built-in exception NAME when the numbers of STEP are read.
+raises the built-in exception NAME when the numbers of STEP are read; `no-data=PROCESS` hides the data from one process.
 """
 
 import builtins
@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from jaxtrain.config import Config
 from jaxtrain.data import Batch, RowTable
+from jaxtrain.errors import ConfigError
 from jaxtrain.train import main
+from jaxtrain.training_data import TrainingData
 
 Assemble = Callable[[RowTable, npt.NDArray[np.int64]], Batch]
 
@@ -45,6 +48,22 @@ def raise_at(name: str, step: int) -> None:
     setattr(Recorder, "step", failing)  # noqa: B010 - an assignment is refused by the type checker
 
 
+def without_data_on(process: int) -> None:
+    """Makes the process of this index find its data set missing."""
+    import jax
+
+    from jaxtrain import loop
+
+    open_data = loop.open_data
+
+    def failing(config: Config) -> TrainingData:
+        if jax.process_index() == process:
+            raise ConfigError("injected: no such directory")
+        return open_data(config)
+
+    setattr(loop, "open_data", failing)  # noqa: B010
+
+
 def inject(fault: str) -> None:
     """Puts a fault into this process."""
     kind, value = fault.split("=")
@@ -53,6 +72,8 @@ def inject(fault: str) -> None:
     elif kind == "raise":
         name, step = value.split("@")
         raise_at(name, int(step))
+    elif kind == "no-data":
+        without_data_on(int(value))
     else:
         raise SystemExit(f"unknown fault {fault}")
 

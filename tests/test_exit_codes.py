@@ -23,6 +23,7 @@ from tests.runs import (
     step_losses,
     stopped_copy,
     train,
+    train_group,
     write_tiny,
 )
 
@@ -162,6 +163,18 @@ def test_an_interrupt_is_one_line_and_exit_code_130_and_the_run_resumes(tmp_path
     assert code == 0, output
     assert f"resumed after step {newest}" in output
     assert sorted(step_losses(run_dir)) == list(range(1, 601))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_bad_request_of_one_process_alone_leaves_none_waiting(victim: int, tmp_path: Path, tiny_data: Path) -> None:
+    """As on a host where the data are not mounted: its own message and code, and an end for the other too."""
+    arguments = [str(write_tiny(tmp_path, tiny_data)), "mesh.fsdp=8", "distributed.heartbeat_timeout=10"]
+    results = train_group([f"no-data={victim}", *arguments], timeout=90, program=("-m", "tests.faults"))
+    code, output = results[victim]
+    assert code == 2, output
+    assert "error: injected" in output
+    assert results[1 - victim][0] not in (0, 2), results[1 - victim][1]
 
 
 @pytest.mark.slow
