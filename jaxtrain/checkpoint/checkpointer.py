@@ -250,14 +250,13 @@ def _state_handler() -> ocp.PyTreeCheckpointHandler:
 def _read_meta(directory: Path, step: int) -> Meta:
     try:
         content = ocp.JsonCheckpointHandler().restore(epath.Path(step_path(directory, step) / "meta"))
-        meta = Meta(**content)
+        written = content["format"]
+        if written == FORMAT:
+            return Meta(**content)
     except Exception as error:
         raise _Unreadable(f"its description can't be read: {first_line(error)}") from error
-    if meta.format != FORMAT:
-        raise CheckpointError(
-            f"{step_path(directory, step)} has format {meta.format}; this program reads format {FORMAT}"
-        )
-    return meta
+    # Not unreadable: a good checkpoint of another version must not be set aside for an older one.
+    raise CheckpointError(f"{step_path(directory, step)} has format {written}; this program reads format {FORMAT}")
 
 
 def _array_types(plain: dict[str, Any]) -> dict[str, list[Any]]:

@@ -1,7 +1,9 @@
 """A checkpoint goes onto any mesh, is read by plain Orbax, and is never cast, lost or left half-written."""
 
+import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +141,20 @@ def test_what_it_says_of_itself_comes_back(tmp_path: Path) -> None:
     assert meta.checksums.keys() == meta.arrays.keys()
     assert meta.versions["orbax-checkpoint"]
     assert checkpointer_in(tmp_path).newest_meta() == meta
+
+
+def test_a_checkpoint_of_another_format_is_refused_and_not_set_aside_for_an_older_one(tmp_path: Path) -> None:
+    saving = checkpointer_in(tmp_path)
+    for step in (1, 2):
+        saving.save(small_state(), replace(META, step=step))
+    saving.close()
+    description = tmp_path / "2" / "meta" / "metadata"
+    description.write_text(json.dumps({**json.loads(description.read_text()), "format": 2, "of_the_future": 0}))
+    with pytest.raises(CheckpointError, match="has format 2; this program reads format 1"):
+        checkpointer_in(tmp_path).newest_meta()
+    with pytest.raises(CheckpointError, match="has format 2; this program reads format 1"):
+        checkpointer_in(tmp_path).restore_newest(abstract(small_state()))
+    assert list_checkpoints(tmp_path).steps == [2, 1]
 
 
 def test_a_failed_background_save_is_reported_with_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
