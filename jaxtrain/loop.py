@@ -121,17 +121,16 @@ def restore_or_initialise(
     program: Program, checkpointer: Checkpointer, recorder: Recorder, data_hash: str
 ) -> tuple[Any, Meta]:
     """The state to go on from: the newest good checkpoint's, or a fresh one if there is none at all."""
-    with recorder.timed("restore") as event:
-        restored = checkpointer.restore_newest(program.state)
-        if restored is not None:
-            event["step"], event["position"] = restored[1].step, restored[1].position
+    started = time.perf_counter()
+    restored = checkpointer.restore_newest(program.state)
     if restored is None:
         state = program.init(program.initial_key())
         meta = Meta(step=0, position=0, skipped=0, config=program.config.to_dict(), data_hash=data_hash)
     else:
         state, meta = restored
+        recorder.restored(meta.step, meta.position, time.perf_counter() - started)
     distributed.barrier("state ready", timeout=3600)
-    recorder.started(meta.step)
+    recorder.started(meta.step, meta.position)
     return state, meta
 
 

@@ -93,11 +93,15 @@ class Recorder:
         )
         console.print(f"XLA_FLAGS: {' '.join(info['xla_flags']) or 'none'}", soft_wrap=True)
 
-    def started(self, step: int) -> None:
-        """Opens metrics and progress after the state's last step."""
+    def restored(self, step: int, position: int, seconds: float) -> None:
+        """A checkpoint that was read back and verified."""
+        self._event("restore", step=step, position=position, seconds=round(seconds, 3))
+
+    def started(self, step: int, position: int) -> None:
+        """Opens metrics, rows and progress after the state's last step and data position."""
         self._step = step
         if self._config.data.log_rows:
-            self._rows = self._open_rows(step)
+            self._rows = self._open_rows(position)
         if self._first:
             self._metrics = MetricsWriter(self._directory.metrics, step)
         self._progress = TrainingProgress(self._total, step, self._config.log_every, silent=not self._first)
@@ -170,10 +174,16 @@ class Recorder:
         if self._events is not None:
             self._events.write(kind, **fields)
 
-    def _open_rows(self, step: int) -> Any:
-        """The row log, without the lines after `step`, which will be written again."""
-        path = self._directory.rows(self._process)
-        if path.exists():
-            kept = [line for record, line in read_with_lines(path) if record["step"] <= step]
-            replace_file(path, "".join(kept) if step else "")
-        return path.open("a", encoding="utf-8")
+    def _open_rows(self, position: int) -> Any:
+        """This process's row log, where no log has rows from `position` on any more: they will be read again."""
+        count = jax.process_count()
+        # Process 0 also sees to the logs of processes that an earlier start had and this one lacks.
+        paths = [
+            path
+            for process, path in self._directory.row_logs()
+            if process == self._process or (self._first and process >= count)
+        ]
+        for path in paths:
+            kept = [line for record, line in read_with_lines(path) if record["position"] < position]
+            replace_file(path, "".join(kept))
+        return self._directory.rows(self._process).open("a", encoding="utf-8")

@@ -43,6 +43,10 @@ class RunDirectory:
         """Which rows each step of this process consumed."""
         return self.path / f"rows-{process}.jsonl"
 
+    def row_logs(self) -> list[tuple[int, Path]]:
+        """The row logs that are there, each with its process."""
+        return [(int(path.stem.removeprefix("rows-")), path) for path in sorted(self.path.glob("rows-*.jsonl"))]
+
     def holds_a_run(self) -> bool:
         """Whether a run was started here."""
         return self.config.exists()

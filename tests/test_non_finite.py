@@ -104,7 +104,7 @@ def test_a_resume_after_a_skip_goes_on_at_the_position_and_not_at_step_times_bat
     with crash_after(8):
         run_here(config("stopped"))
     run_here(config("stopped"))
-    restores = [event for event in events(tmp_path / "stopped", "restore") if "step" in event]
+    restores = events(tmp_path / "stopped", "restore")
     assert [(event["step"], event["position"]) for event in restores] == [(7, 64)]
     assert step_losses(tmp_path / "stopped") == step_losses(tmp_path / "straight")
     assert checkpoint_meta(tmp_path / "stopped", 10)["skipped"] == 1
@@ -138,6 +138,22 @@ def test_a_skipped_batch_stands_in_the_row_log(bad_row: int, tmp_path: Path, tin
     (skipped,) = [line for line in lines if line["skipped"]]
     assert bad_row in skipped["rows"]
     assert [line["position"] for line in lines] == list(range(0, 88, 8))
+
+
+def test_a_batch_that_was_skipped_after_the_last_save_stands_once_in_the_row_log_after_a_resume(
+    bad_row: int, tmp_path: Path, tiny_data: Path
+) -> None:
+    overrides = [override for override in OVERRIDES if override != "checkpoint.every=1"]
+    config = tiny_config(tmp_path, tiny_data, *overrides, "non_finite=skip", "checkpoint.every=4")
+    with crash_after(5):
+        run_here(config)
+    (config.run_dir / "rows-1.jsonl").write_bytes((config.run_dir / "rows-0.jsonl").read_bytes())
+    run_here(config)
+    assert [event["step"] for event in events(config.run_dir, "restore")] == [4]
+    lines = read(config.run_dir / "rows-0.jsonl")
+    assert [line["position"] for line in lines] == list(range(0, 88, 8))
+    of_a_lost_process = read(config.run_dir / "rows-1.jsonl")
+    assert [line["position"] for line in of_a_lost_process] == [0, 8, 16, 24], "the rest was read again by others"
 
 
 @pytest.mark.slow

@@ -143,7 +143,6 @@ def test_events_tell_the_story_in_order(tmp_path: Path, tiny_data: Path) -> None
     assert [event for event in first if event[0] != "save"] == [
         ("start", 0),
         *compiles,
-        ("restore", None),
         ("eval", 5),
         ("stop", 7),
     ]

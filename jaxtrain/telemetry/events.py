@@ -21,7 +21,7 @@ class EventLog:
     | kind    | fields                                     |
     |---------|--------------------------------------------|
     | start   | `step`: last finished one (0: none), `steps`: planned ones |
-    | restore | `step`, `seconds`                          |
+    | restore | `step`, `position`, `seconds`; none where a run begins |
     | compile | `what`, `seconds`                          |
     | save    | `step`, `seconds`                          |
     | eval    | `step`, `loss`, `seconds`                  |
