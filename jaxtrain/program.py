@@ -93,6 +93,10 @@ _INITIALISATION, _TRAINING = 0, 1
 """What the seed's key is folded with: initial values and dropout never share a key."""
 
 
+MATMUL_PRECISION = {"float32": "highest", "bfloat16": "default"}
+"""Left to itself, JAX multiplies float32 matrices in TF32 on GPUs, with ten bits of mantissa."""
+
+
 def make_task(config: Config) -> Task:
     """The task that the config's `model` and `data` describe."""
     return LanguageTask(config.model, config.data.sequence, jnp.dtype(config.precision), config.remat)
@@ -117,6 +121,7 @@ def build(config: Config, devices: Sequence[jax.Device]) -> Program:
     eval_batch = _abstract_batch(task, config.eval_batch, layout)
     train_step = make_train_step(task, _gradient(config, task, cast, layout), optimizer, config.optimizer.clip)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+    on = functools.partial(_on, layout, MATMUL_PRECISION[config.precision])
     program = Program(
         config=config,
         task=task,
@@ -125,20 +130,20 @@ def build(config: Config, devices: Sequence[jax.Device]) -> Program:
         state=state,
         batch=batch,
         eval_batch=eval_batch,
-        init=_on(layout, lambda key: initial_state(unbox(task.init(key)), optimizer), out_shardings=shardings),
-        train_step=_on(layout, train_step, out_shardings=(shardings, layout.replicated()), donate_argnums=0),
-        eval_step=_on(layout, make_eval_step(task, cast), out_shardings=layout.replicated()),
+        init=on(lambda key: initial_state(unbox(task.init(key)), optimizer), out_shardings=shardings),
+        train_step=on(train_step, out_shardings=(shardings, layout.replicated()), donate_argnums=0),
+        eval_step=on(make_eval_step(task, cast), out_shardings=layout.replicated()),
     )
     refuse_silent_replication(program.parameter_table(), axis_sizes, config.sharding.allow_replicated)
     return program
 
 
-def _on(layout: Layout, function: Callable[..., Any], **options: Any) -> Jitted:
-    """`function` jitted, traced with `layout` in force."""
+def _on(layout: Layout, matmul_precision: str, function: Callable[..., Any], **options: Any) -> Jitted:
+    """`function` jitted, traced with `layout` and the precision of matrix products in force."""
 
     @functools.wraps(function)
     def traced(*arguments: Any) -> Any:
-        with use_layout(layout):
+        with use_layout(layout), jax.default_matmul_precision(matmul_precision):
             return function(*arguments)
 
     jitted: Jitted = jax.jit(traced, **options)

@@ -138,3 +138,16 @@ def test_the_compute_type_is_the_configs_precision(tmp_path: Path) -> None:
     program = built(tmp_path, 1, ["precision=bfloat16"])
     assert program.task.compute_dtype == jnp.bfloat16  # type: ignore[attr-defined]
     assert {leaf.dtype for leaf in jax.tree.leaves(program.state["params"])} == {jnp.dtype(jnp.float32)}
+
+
+def test_float32_is_float32_in_every_matrix_product_on_gpus_too(tmp_path: Path) -> None:
+    """On a GPU the default precision of a float32 product is TF32."""
+    program = built(tmp_path, 1, ["microbatch=4"])
+    steps = [
+        program.train_step.lower(program.state, program.batch, program.abstract_inputs()).as_text(),
+        program.eval_step.lower(program.state["params"], program.eval_batch).as_text(),
+    ]
+    for text in steps:
+        products = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
+        assert len(products) > 8
+        assert [line for line in products if "precision = [HIGHEST, HIGHEST]" not in line] == []
