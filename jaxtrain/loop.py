@@ -13,7 +13,7 @@ from jaxtrain import distributed
 from jaxtrain.checkpoint import Checkpointer, Meta
 from jaxtrain.config import Config, check_steps
 from jaxtrain.data import ROW_IDS, HostBatches, Order, host_batches
-from jaxtrain.errors import ConfigError, DataError, NonFiniteError
+from jaxtrain.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from jaxtrain.evaluation import Evaluator
 from jaxtrain.placement import Placement
 from jaxtrain.program import Program, build
@@ -36,7 +36,7 @@ def run(config: Config, devices: Sequence[jax.Device]) -> None:
     directory = RunDirectory(config.run_dir)
     with Recorder(directory, config, total_steps) as recorder:
         checkpointer = Checkpointer(config.checkpoint_dir.absolute(), config.checkpoint.keep, recorder.saved)
-        newest = checkpointer.newest_meta()
+        newest = agreed_newest(checkpointer)
         refuse_foreign_run(config, directory, newest)
         refuse_other_data(data, newest)
         distributed.barrier("config checked", config.distributed.start_timeout)
@@ -53,6 +53,21 @@ def run(config: Config, devices: Sequence[jax.Device]) -> None:
         with contextlib.closing(training):
             training.run()
         recorder.completed(training.meta.step)
+
+
+def agreed_newest(checkpointer: Checkpointer) -> Meta | None:
+    """The newest checkpoint's description, the same for every process.
+
+    Raises:
+        CheckpointError: the processes see different checkpoints.
+    """
+    newest = checkpointer.newest_meta()
+    if not distributed.same_everywhere(-1 if newest is None else newest.step):
+        raise CheckpointError(
+            f"{checkpointer.directory}: the processes see different checkpoints there; "
+            f"checkpoint.dir must be one directory that all of them share"
+        )
+    return newest
 
 
 def planned_steps(config: Config, data: TrainingData) -> int:
@@ -139,7 +154,7 @@ class _InFlight:
     """A step that was dispatched and not yet read."""
 
     metrics: dict[str, jax.Array]
-    dispatched: float
+    asked: float
     waited: float
     position: int
     rows: Any
@@ -175,13 +190,13 @@ class Training:
         self._read_at = time.perf_counter()
         self._place = Placement(program.batch)
         self._data = data
-        self._batches = self._open_batches(meta.position)
         self._evaluate = None
         if data.held_out is not None:
             placement = Placement(program.eval_batch)
             self._evaluate = Evaluator(
                 compiled.eval_step, placement, data.held_out, config.eval_batch, config.data.prefetch
             )
+        self._batches = self._open_batches(meta.position)
 
     def run(self) -> None:
         """To the last step, saved."""
@@ -218,27 +233,28 @@ class Training:
         host_batch = next(self._batches, None)
         if host_batch is None:
             return False
-        waited = time.perf_counter() - asked
+        # While the step before still computes, nobody waits for data.
+        starved = not self._in_flight or self._in_flight[-1].metrics["loss"].is_ready()  # type: ignore[attr-defined]
+        waited = time.perf_counter() - asked if starved else 0.0
         rows = host_batch.pop(ROW_IDS)
         batch = self._place(host_batch)
-        dispatched = time.perf_counter()
         self._state, metrics = self._compiled.train_step(self._state, batch, self._compiled.inputs)
         position = self.meta.position + len(self._in_flight) * self.config.global_batch
-        self._in_flight.append(_InFlight(metrics, dispatched, waited, position, rows))
+        self._in_flight.append(_InFlight(metrics, asked, waited, position, rows))
         return True
 
     def _read(self, step: _InFlight) -> None:
         """Waits for a dispatched step and takes its numbers."""
         metrics = {name: value.item() for name, value in jax.device_get(step.metrics).items()}
         now = time.perf_counter()
-        seconds = now - max(self._read_at, step.dispatched - step.waited)
+        seconds = now - max(self._read_at, step.asked)
         self._read_at = now
         skipped = metrics.pop("skipped")
         self.meta = self._advanced(metrics["step"], skipped)
         if self.config.data.log_rows:
             self._recorder.rows(self.meta.step, step.position, step.rows, skipped)
         if skipped:
-            self._not_finite(metrics)
+            self._not_finite(metrics, step.position)
             return
         metrics |= {"tokens_per_second": metrics["tokens"] / seconds, "step_seconds": seconds}
         self._recorder.step({**metrics, "data_wait": min(step.waited / seconds, 1.0)})
@@ -247,7 +263,7 @@ class Training:
         position = self.meta.position + self.config.global_batch
         return replace(self.meta, step=step, position=position, skipped=self.meta.skipped + skipped)
 
-    def _not_finite(self, metrics: dict[str, float]) -> None:
+    def _not_finite(self, metrics: dict[str, float], position: int) -> None:
         attempted = self.meta.step + 1
         found = f"step {attempted}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}"
         if self.config.non_finite == "stop":
@@ -255,7 +271,7 @@ class Training:
                 f"{found}; the update was not applied and the run stops (non_finite: stop); "
                 f"the newest checkpoint is from before; non_finite: skip passes over such batches"
             )
-        self._recorder.skipped(attempted, f"{found}; update skipped, {self.meta.skipped} so far")
+        self._recorder.skipped(attempted, position, f"{found}; update skipped, {self.meta.skipped} so far")
 
     def _is_due(self, step: int) -> bool:
         return step >= self._total or self._eval_due(step) or self._save_due(step)

@@ -42,7 +42,8 @@ def schedule_inputs(config: OptimizerConfig, steps: int) -> ScheduleInputs:
 def learning_rate(step: Int[Array, ""], inputs: ScheduleInputs) -> Float[Array, ""]:
     """The rate of update number `step` (the first is 1): linear warm-up to the peak, then constant or cosine.
 
-    The peak is reached at update `warmup`; cosine ends at `final` · peak with the run's last update.
+    The peak is reached at update `warmup`; cosine ends at `final` · peak with the run's last update, where the warm-up
+    leaves room for it.
     """
     step = step.astype(jnp.float32)
     warmup = inputs["warmup"]

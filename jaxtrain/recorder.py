@@ -117,9 +117,9 @@ class Recorder:
         assert self._progress is not None
         self._progress.update(metrics)
 
-    def skipped(self, step: int, message: str) -> None:
-        """An update that was not applied."""
-        self._event("skip", step=step, reason="non-finite")
+    def skipped(self, step: int, position: int, message: str) -> None:
+        """An update that was not applied, of the rows at a data position."""
+        self._event("skip", step=step, position=position, reason="non-finite")
         self.message(message)
 
     def evaluated(self, step: int, values: dict[str, float]) -> None:

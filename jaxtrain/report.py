@@ -299,7 +299,8 @@ def _event_rows(run: Run) -> dict[str, str]:
     if saves:
         rows["saves"] = f"{len(saves)}, {statistics.median(saves):.3g} s median, {max(saves):.3g} s longest"
     if skips := run.of_kind("skip"):
-        rows["updates skipped"] = f"{len(skips)}"
+        batches = {(skip.get("step"), skip.get("position")) for skip in skips}  # a resumed run skips some once more
+        rows["updates skipped"] = f"{len(batches)}"
     times = [event["time"] for event in run.events if "time" in event]
     if times:
         rows["wall time"] = f"{timedelta(seconds=round(max(times) - min(times)))} from the first event to the last"

@@ -19,6 +19,7 @@ def configure(config: Config) -> None:
     added = [flag for flag in xla_flags(config) if flag not in present]
     if present or added:
         os.environ["XLA_FLAGS"] = " ".join(present + added)
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = str(config.compile_cache is not None).lower()
     if config.compile_cache is not None:
         _share_compile_cache(config.compile_cache)
 

@@ -29,7 +29,8 @@ def run_dir(tmp_path):
         events.write("start", step=0, steps=12)
         events.write("save", step=4, seconds=0.5)
         events.write("start", step=4, steps=12)
-        events.write("skip", step=6, reason="loss is not finite")
+        for _ in range(2):  # the second time after a crash
+            events.write("skip", step=6, position=48, reason="non-finite")
         events.write("save", step=8, seconds=1.5)
         events.write("stop", step=10, reason="interrupted", exit_code=130)
     return path

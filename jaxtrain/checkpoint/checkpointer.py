@@ -163,10 +163,6 @@ class Checkpointer:
             )
         return None
 
-    def read_meta(self, step: int) -> Meta:
-        """A checkpoint's own description."""
-        return _read_meta(self.directory, step)
-
     def newest_meta(self) -> Meta | None:
         """The description of the newest complete checkpoint whose description can be read."""
         for step in list_checkpoints(self.directory).steps:
@@ -201,6 +197,8 @@ class Checkpointer:
         try:
             return meta, _state_handler().restore(epath.Path(state_path(self.directory, step)), args=arguments)
         except Exception as error:
+            if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+                raise  # says nothing about the checkpoint
             raise _Unreadable(f"{type(error).__name__}: {first_line(error)}") from error
 
     def _agreed_listing(self) -> Listing:

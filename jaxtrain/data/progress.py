@@ -7,12 +7,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from jaxtrain.data.prepare import Report
+from jaxtrain.telemetry.progress import SteadyConsole
 
 
 @contextmanager
 def console_progress(console: Console | None = None) -> Iterator[Report]:
     """A `Report` that shows progress on `console` (default: standard error)."""
-    console = console or Console(stderr=True)
+    console = console or SteadyConsole(stderr=True)
     if console.is_terminal:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console) as bars:

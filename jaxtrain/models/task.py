@@ -190,4 +190,7 @@ def staged_losses(task: Staged, params: Params, batch: Batch, key: Key[Array, ""
     embed_key = None if key is None else jax.random.fold_in(key, 0)
     carry = task.embed(params, batch, embed_key)
     carry, auxiliary = run_layers(task, params, carry, task.context(batch), key)
-    return {**task.head(params, carry, batch), **auxiliary}
+    sums = task.head(params, carry, batch)
+    if twice := sums.keys() & auxiliary.keys():
+        raise ValueError(f"the loss terms {sorted(twice)} come from the head and from the layers: name them apart")
+    return {**sums, **auxiliary}

@@ -25,7 +25,7 @@ class EventLog:
     | compile | `what`, `seconds`                          |
     | save    | `step`, `seconds`                          |
     | eval    | `step`, `loss`, `seconds`                  |
-    | skip    | `step`, `reason`                           |
+    | skip    | `step`, `position`, `reason`               |
     | stop    | `step`, `reason`, `exit_code`              |
     """
 

@@ -1,13 +1,11 @@
 """How far a run is: a live bar on a terminal, plain lines in a log, nothing from all processes but the first."""
 
 import sys
-import time
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Protocol, Self, TextIO
+from typing import Any, Self, TextIO
 
 from rich.console import Console
 from rich.progress import (
@@ -16,8 +14,6 @@ from rich.progress import (
     Progress,
     TaskID,
     TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.text import Text
 
@@ -27,12 +23,6 @@ WINDOW = 20
 FIELDS = {"loss": "loss {:.4f}", "grad_norm": "grad_norm {:.2f}", "learning_rate": "lr {:.1e}"}
 BAR_FIELDS = {"loss": FIELDS["loss"]}
 BAR_WIDTH = 20
-
-
-class Advance(Protocol):
-    """Reports that `count` more are done."""
-
-    def __call__(self, count: int = 1) -> None: ...
 
 
 class TrainingProgress:
@@ -110,47 +100,7 @@ class TrainingProgress:
         return "  ".join(parts)
 
 
-@contextmanager
-def task_progress(
-    description: str, total: int | None = None, stream: TextIO | None = None, *, silent: bool = False
-) -> Iterator[Advance]:
-    """Shows how far a long task other than training is; `total` None: nobody knows how much it will be.
-
-    On a terminal it is a bar. Elsewhere it is a line for each tenth, where the total is known, and one at the end:
-
-        packing documents: 4,000 of 10,000
-        packing documents: 10,000 in 12.3 s
-
-    Yields:
-        `advance(count=1)`, to be called for what got done.
-    """
-    console = _console(stream, silent)
-    if _is_live(console):
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=console) as bar:
-            task = bar.add_task(description, total=total)
-            yield lambda count=1: bar.advance(task, count)
-        return
-
-    done, start = 0, time.monotonic()
-
-    def advance(count: int = 1) -> None:
-        nonlocal done
-        before, done = done, done + count
-        if total and done < total and 10 * done // total > 10 * before // total:
-            _print_line(console, f"{description}: {done:,} of {total:,}")
-
-    yield advance
-    _print_line(console, f"{description}: {done:,} in {time.monotonic() - start:.1f} s")
-
-
-class _Console(Console):
+class SteadyConsole(Console):
     """Never hides the cursor: a killed program could not bring it back."""
 
     def show_cursor(self, show: bool = True) -> bool:
@@ -158,7 +108,7 @@ class _Console(Console):
 
 
 def _console(stream: TextIO | None, silent: bool) -> Console:
-    return _Console(file=sys.stdout if stream is None else stream, quiet=silent)
+    return SteadyConsole(file=sys.stdout if stream is None else stream, quiet=silent)
 
 
 def _is_live(console: Console) -> bool:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from jaxtrain.telemetry.progress import TrainingProgress, task_progress
+from jaxtrain.telemetry.progress import TrainingProgress
 
 METRICS = {"loss": 3.21041, "grad_norm": 0.8149, "learning_rate": 2e-3, "tokens": 2048, "step_seconds": 0.25}
 
@@ -75,8 +75,6 @@ def test_silence_is_complete():
     with TrainingProgress(2, 0, 1, stream, silent=True) as progress:
         progress.update({"step": 1, **METRICS})
         progress.message("saved")
-    with task_progress("packing", 2, stream, silent=True) as advance:
-        advance(2)
     assert stream.getvalue() == ""
 
 
@@ -102,8 +100,6 @@ def test_a_killed_program_leaves_a_terminal_with_its_cursor(terminal):
     hide_cursor = "\x1b[?25l"
     with TrainingProgress(2, 0, 1, terminal) as progress:
         progress.update({"step": 1, **METRICS})
-    with task_progress("packing", 2, terminal) as advance:
-        advance()
     assert hide_cursor not in terminal.getvalue()
 
 
@@ -112,39 +108,3 @@ def test_a_dumb_terminal_gets_plain_lines(terminal, monkeypatch):
     with TrainingProgress(2, 0, 1, terminal) as progress:
         progress.update({"step": 1, "loss": 2.0})
     assert terminal.getvalue() == "step 1/2  loss 2.0000\n"
-
-
-def test_a_task_tells_its_tenths_and_its_end():
-    stream = io.StringIO()
-    with task_progress("packing", 1000, stream) as advance:
-        for _ in range(40):
-            advance(25)
-    lines = stream.getvalue().splitlines()
-    assert lines[:9] == [f"packing: {tenth}00 of 1,000" for tenth in range(1, 10)]
-    assert len(lines) == 10
-    assert lines[9].startswith("packing: 1,000 in ")
-
-
-@pytest.mark.parametrize("total", [None, 0])
-def test_a_task_of_unknown_or_no_size_tells_its_end(total):
-    stream = io.StringIO()
-    with task_progress("reading", total, stream) as advance:
-        if total is None:
-            advance(7)
-            advance()
-    (line,) = stream.getvalue().splitlines()
-    assert line.startswith("reading: 8 in " if total is None else "reading: 0 in ")
-
-
-def test_a_failed_task_does_not_claim_to_be_done():
-    stream = io.StringIO()
-    with pytest.raises(OSError, match="disk full"), task_progress("reading", None, stream):
-        raise OSError("disk full")
-    assert stream.getvalue() == ""
-
-
-def test_a_task_on_a_terminal_is_a_bar(terminal):
-    with task_progress("packing", 4, terminal) as advance:
-        advance(3)
-    assert "packing" in terminal.getvalue()
-    assert "3/4" in terminal.getvalue()
