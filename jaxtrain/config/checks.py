@@ -263,8 +263,9 @@ def _multiples(value: int, unit: int) -> str:
 
 
 def _divisors(value: int, at_most: int | None = None) -> str:
-    limit = value if at_most is None else min(value, at_most)
-    return _listed(divisor for divisor in range(1, limit + 1) if value % divisor == 0)
+    small = [divisor for divisor in range(1, math.isqrt(value) + 1) if value % divisor == 0]
+    divisors = sorted({*small, *(value // divisor for divisor in small)})
+    return _listed(divisor for divisor in divisors if at_most is None or divisor <= at_most)
 
 
 def _listed(numbers: Iterable[int]) -> str:

@@ -28,12 +28,22 @@ def _filled_in(value: str) -> str:
     return value
 
 
+def expand_home(path: str | Path) -> Path:
+    """The path with `~` replaced; ValueError with the reason where no file can have this name."""
+    if "\0" in str(path):
+        raise ValueError("holds a null character, which no path can have")
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ValueError("begins with a home directory that is not known here; write the path in full") from None
+
+
 def _local_path(value: object) -> object:
     if not isinstance(value, str | Path):
         return value
     if "://" in str(value):  # Path would make a directory named `gs:` of it
         raise ValueError("is a URL; a local or mounted directory is needed")
-    return Path(_filled_in(str(value))).expanduser()
+    return expand_home(_filled_in(str(value)))
 
 
 def _choose_by_default(key: str, choice: str) -> Callable[[object], object]:
@@ -46,6 +56,10 @@ def _choose_by_default(key: str, choice: str) -> Callable[[object], object]:
 
 
 LocalPath = Annotated[Path, Strict(False), BeforeValidator(_local_path)]
+Count = Annotated[int, Field(le=2**31 - 1)]
+"""A number that devices count with: int32."""
+Seconds = Annotated[int, Field(le=2_000_000)]
+"""A time limit: as milliseconds it is still an int32."""
 Address = Annotated[str, AfterValidator(_filled_in)]
 
 
@@ -58,12 +72,14 @@ class Section(BaseModel):
 class MeshConfig(Section):
     """Devices along each mesh axis, outermost first; one axis may be -1: whatever devices the others leave."""
 
-    pipeline: int = setting(1, "Devices along the pipeline; only 1 is supported so far.", may_change=True, ge=-1)
-    data: int = setting(-1, "Devices that hold a full copy and divide the batch; -1: all left.", may_change=True, ge=-1)
-    fsdp: int = setting(1, "Devices that divide the batch and the parameters; -1: all left.", may_change=True, ge=-1)
-    expert: int = setting(1, "Devices that divide the experts; only 1 is supported so far.", may_change=True, ge=-1)
-    context: int = setting(1, "Devices that divide the sequence; only 1 is supported so far.", may_change=True, ge=-1)
-    tensor: int = setting(1, "Devices that divide each matrix; -1: all left.", may_change=True, ge=-1)
+    pipeline: Count = setting(1, "Devices along the pipeline; only 1 is supported so far.", may_change=True, ge=-1)
+    data: Count = setting(
+        -1, "Devices that hold a full copy and divide the batch; -1: all left.", may_change=True, ge=-1
+    )
+    fsdp: Count = setting(1, "Devices that divide the batch and the parameters; -1: all left.", may_change=True, ge=-1)
+    expert: Count = setting(1, "Devices that divide the experts; only 1 is supported so far.", may_change=True, ge=-1)
+    context: Count = setting(1, "Devices that divide the sequence; only 1 is supported so far.", may_change=True, ge=-1)
+    tensor: Count = setting(1, "Devices that divide each matrix; -1: all left.", may_change=True, ge=-1)
 
 
 class ShardingConfig(Section):
@@ -86,7 +102,7 @@ class RopeScaling(Section):
     high_frequency_factor: float = setting(
         ..., "Frequencies with more turns than this within original_sequence stay as they are.", gt=0
     )
-    original_sequence: int = setting(..., "Sequence length of pre-training, in tokens.", gt=0)
+    original_sequence: Count = setting(..., "Sequence length of pre-training, in tokens.", gt=0)
 
 
 class RopeConfig(Section):
@@ -101,25 +117,25 @@ class LossConfig(Section):
 
     z: float = setting(0.0, "Weight of the squared log-partition (z-loss); 0: none.", ge=0)
     label_smoothing: float = setting(0.0, "Share of the target spread evenly over the vocabulary.", ge=0, lt=1)
-    chunk: int = setting(2048, "Tokens per device whose logits exist at the same time.", may_change=True, gt=0)
+    chunk: Count = setting(2048, "Tokens per device whose logits exist at the same time.", may_change=True, gt=0)
 
 
 class DecoderConfig(Section):
     """A decoder-only transformer; the default sizes are the quickstart's."""
 
     family: Literal["decoder"] = setting("decoder", "Model family.")
-    vocab: int = setting(8192, "Rows of the embedding: the largest token id plus one, or more.", gt=0)
-    layers: int = setting(4, "Transformer layers.", gt=0)
-    embed: int = setting(256, "Width of the residual stream.", gt=0)
-    heads: int = setting(8, "Query heads.", gt=0)
-    kv_heads: int | None = setting(None, "Key and value heads, a divisor of heads; null: as many as heads.", gt=0)
-    head_dim: int | None = setting(None, "Width of a head, even; null: embed / heads.", gt=0)
-    mlp: int = setting(1024, "Width of the gated feed-forward layer.", gt=0)
+    vocab: Count = setting(8192, "Rows of the embedding: the largest token id plus one, or more.", gt=0)
+    layers: Count = setting(4, "Transformer layers.", gt=0)
+    embed: Count = setting(256, "Width of the residual stream.", gt=0)
+    heads: Count = setting(8, "Query heads.", gt=0)
+    kv_heads: Count | None = setting(None, "Key and value heads, a divisor of heads; null: as many as heads.", gt=0)
+    head_dim: Count | None = setting(None, "Width of a head, even; null: embed / heads.", gt=0)
+    mlp: Count = setting(1024, "Width of the gated feed-forward layer.", gt=0)
     activation: Literal["silu", "gelu"] = setting("silu", "Activation of the feed-forward gate: SwiGLU or GeGLU.")
     norm_epsilon: float = setting(1e-5, "Added to the mean square in RMSNorm.", gt=0)
     rope: RopeConfig = section(RopeConfig, "How attention is told positions.")
     qk_norm: bool = setting(False, "Normalise queries and keys in each head.")
-    window: int | None = setting(None, "Sliding-window attention: tokens seen, itself included; null: all.", gt=0)
+    window: Count | None = setting(None, "Sliding-window attention: tokens seen, itself included; null: all.", gt=0)
     logit_softcap: float | None = setting(None, "Output logits are bent to within plus or minus this; null: not.", gt=0)
     bias: Literal["none", "qkv", "all"] = setting("none", "Projections that have a bias.")
     tied_embeddings: bool = setting(False, "Use the embedding as the output head too.")
@@ -147,16 +163,16 @@ class DataConfig(Section):
         "Source from which `dir` is prepared on first use: the running Python's standard library; null: it is there.",
         may_change=True,
     )
-    vocab: int | None = setting(
+    vocab: Count | None = setting(
         None, "Vocabulary of the tokenizer that is trained when source prepares; null: model.vocab.", gt=0
     )
     held_out: float = setting(0.02, "Share of documents held out for evaluation when source prepares.", ge=0, lt=1)
-    sequence: int = setting(256, "Tokens in a row.", gt=0)
+    sequence: Count = setting(256, "Tokens in a row.", gt=0)
     pack: bool = setting(True, "Put several documents in a row, kept apart by segment ids; false: one, padded.")
     shuffle: bool = setting(True, "Read rows in an order drawn from the seed, new in each epoch.")
-    epochs: int | None = setting(None, "Passes over the data set; null: repeat for ever.", gt=0)
-    workers: int = setting(0, "Loader processes; 0: threads of the trainer.", may_change=True, ge=0)
-    prefetch: int = setting(2, "Batches prepared ahead of the step.", may_change=True, ge=0)
+    epochs: Count | None = setting(None, "Passes over the data set; null: repeat for ever.", gt=0)
+    workers: Count = setting(0, "Loader processes; 0: threads of the trainer.", may_change=True, ge=0, le=1000)
+    prefetch: Count = setting(2, "Batches prepared ahead of the step.", may_change=True, ge=0, le=1000)
     log_rows: bool = setting(False, "Write the row ids of each step to RUN/rows-PROCESS.jsonl.", may_change=True)
 
 
@@ -164,7 +180,7 @@ class CosineSchedule(Section):
     """Linear warm-up, then half a cosine down to a share of the peak at the last step."""
 
     kind: Literal["cosine"] = setting("cosine", "Shape of the learning rate over the run.")
-    warmup: int = setting(0, "Steps of linear warm-up.", ge=0)
+    warmup: Count = setting(0, "Steps of linear warm-up.", ge=0)
     final: float = setting(0.1, "Learning rate of the last step as a share of the peak.", ge=0, le=1)
 
 
@@ -173,7 +189,7 @@ class ConstantSchedule(Section):
 
     # Only the usual variant may leave out its name: without this, a section without one would match both.
     kind: Literal["constant"] = setting(..., "Shape of the learning rate over the run.")
-    warmup: int = setting(0, "Steps of linear warm-up.", ge=0)
+    warmup: Count = setting(0, "Steps of linear warm-up.", ge=0)
 
 
 Schedule = Annotated[
@@ -217,39 +233,43 @@ OptimizerConfig = Annotated[
 class EvalConfig(Section):
     """Evaluation on the held-out documents during the run."""
 
-    every: int = setting(0, "Steps between evaluations, and one after the final step; 0: none.", may_change=True, ge=0)
-    batch: int | None = setting(None, "Examples evaluated at a time; null: global_batch.", may_change=True, gt=0)
+    every: Count = setting(
+        0, "Steps between evaluations, and one after the final step; 0: none.", may_change=True, ge=0
+    )
+    batch: Count | None = setting(None, "Examples evaluated at a time; null: global_batch.", may_change=True, gt=0)
 
 
 class CheckpointConfig(Section):
     """What is saved, where and how often."""
 
-    every: int = setting(100, "Steps between saves; 0: only the final step, saved always.", may_change=True, ge=0)
+    every: Count = setting(100, "Steps between saves; 0: only the final step, saved always.", may_change=True, ge=0)
     dir: LocalPath | None = setting(None, "Directory of the checkpoints; null: run_dir/checkpoints.", may_change=True)
-    keep: int = setting(3, "Newest checkpoints that are kept.", may_change=True, gt=0)
+    keep: Count = setting(3, "Newest checkpoints that are kept.", may_change=True, gt=0)
 
 
 class DistributedConfig(Section):
     """How several processes find each other; all null: from the environment, or one process."""
 
     coordinator: Address | None = setting(None, "HOST:PORT of process 0.", may_change=True)
-    processes: int | None = setting(None, "Processes in the run.", may_change=True, gt=0)
-    process_id: int | None = setting(None, "This process's number, from 0.", may_change=True, ge=0)
-    start_timeout: int = setting(300, "Seconds to wait for all processes at start.", may_change=True, gt=0)
-    heartbeat_timeout: int = setting(100, "Seconds of silence after which a process is dead.", may_change=True, gt=0)
+    processes: Count | None = setting(None, "Processes in the run.", may_change=True, gt=0)
+    process_id: Count | None = setting(None, "This process's number, from 0.", may_change=True, ge=0)
+    start_timeout: Seconds = setting(300, "Seconds to wait for all processes at start.", may_change=True, gt=0)
+    heartbeat_timeout: Seconds = setting(
+        100, "Seconds of silence after which a process is dead.", may_change=True, gt=0
+    )
 
 
 class Config(Section):
     """One run, complete: what to train, on which data, on which mesh."""
 
     run_dir: LocalPath = setting(..., "Directory of the run: config, metrics, events, checkpoints.", may_change=True)
-    steps: int | None = setting(None, "Optimizer updates in the whole run; null: as many as data.epochs give.", gt=0)
+    steps: Count | None = setting(None, "Optimizer updates in the whole run; null: as many as data.epochs give.", gt=0)
     seed: int = setting(0, "Seed of initial weights, data order and dropout.", ge=0, lt=2**32)
-    global_batch: int = setting(16, "Examples per update, over all devices.", gt=0)
-    microbatch: int | None = setting(
+    global_batch: Count = setting(16, "Examples per update, over all devices.", gt=0)
+    microbatch: Count | None = setting(
         None, "Examples per device and pass; null: the device's whole share in one pass.", may_change=True, gt=0
     )
-    log_every: int = setting(10, "Steps between lines of progress.", may_change=True, gt=0)
+    log_every: Count = setting(10, "Steps between lines of progress.", may_change=True, gt=0)
     precision: Literal["float32", "bfloat16"] = setting(
         "float32", "Type of the computation; master weights and optimizer moments are float32 always."
     )

@@ -4,6 +4,8 @@ YAML is read as YAML 1.2 (`1e-4` is a number, `010` is ten, `on` is text) from i
 their lines and still show a key that was given twice. Nothing here knows types; the schema judges the merged tree.
 """
 
+import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +18,11 @@ from ruamel.yaml import Node as YamlNode
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from jaxtrain.config.nearest import suggestion
+from jaxtrain.config.schema import expand_home
 from jaxtrain.config.tree import Variants, keys
 from jaxtrain.errors import ConfigError
 
+DEEPEST = 50
 OVERRIDE = re.compile(r"(?:--)?(?P<key>[\w.-]+)=(?P<value>.*)", re.DOTALL)
 
 
@@ -52,13 +56,14 @@ def read_chain(path: Path, problems: list[str]) -> list[Node]:
     be read or isn't YAML, and for bases that go in a circle.
     """
     chain: list[Node] = []
-    visited: list[Path] = []
+    visited: dict[str, Path] = {}
     asked_by = ""
     while True:
-        if path.resolve() in [earlier.resolve() for earlier in visited]:
-            circle = " -> ".join(str(file) for file in [*visited, path])
+        real = os.path.realpath(path)
+        if real in visited:
+            circle = " -> ".join(str(file) for file in [*visited.values(), path])
             raise ConfigError(f"{asked_by}base goes in a circle: {circle}; remove one of these base lines")
-        visited.append(path)
+        visited[real] = path
         tree = read_file(path, problems, asked_by)
         chain.insert(0, tree)
         base = tree.value.pop("base", None)
@@ -67,7 +72,11 @@ def read_chain(path: Path, problems: list[str]) -> list[Node]:
         if not isinstance(base.value, str) or not base.value:
             problems.append(f"{base.place}: base: must be the path of a YAML file, relative to this one")
             return chain
-        path, asked_by = path.parent / Path(base.value).expanduser(), f"{base.place}: "
+        try:
+            path, asked_by = path.parent / expand_home(base.value), f"{base.place}: "
+        except ValueError as error:
+            problems.append(f"{base.place}: base: {json.dumps(base.value)} {error}")
+            return chain
 
 
 def read_file(path: Path, problems: list[str], asked_by: str = "") -> Node:
@@ -166,11 +175,15 @@ class _Reader:
         except YAMLError as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(f"{self.source}: not valid YAML: {reason}") from None
+        except RecursionError:
+            raise ConfigError(f"{self.source}: nested too deeply to be a configuration") from None
         return None if root is None else self._node(root, "", self._place(root.start_mark))
 
     def _node(self, node: YamlNode, path: str, place: str) -> Node:
         if node in self.open:
             raise ConfigError(f"{place}: {path}: this alias stands inside what it stands for")
+        if len(self.open) == DEEPEST:
+            raise ConfigError(f"{place}: nested too deeply to be a configuration")
         if not isinstance(node, MappingNode):
             return Node(self._scalar(node, path, place), place)
         self.open.append(node)
@@ -194,10 +207,15 @@ class _Reader:
 
     def _scalar(self, node: YamlNode, path: str, place: str) -> Any:
         try:
-            return self.yaml.constructor.construct_object(node, deep=True)
+            value = self.yaml.constructor.construct_object(node, deep=True)
+        except RecursionError:
+            raise ConfigError(f"{place}: nested too deeply to be a configuration") from None
         except (YAMLError, ValueError) as error:
             reason = _explained(error) if isinstance(error, MarkedYAMLError) else str(error).splitlines()[0]
             raise ConfigError(f"{place}: {path or 'value'}: {reason}") from None
+        if isinstance(value, dict):
+            raise ConfigError(f"{place}: {path or 'value'}: a list tagged as a mapping; write lines of `key: value`")
+        return value
 
     def _place(self, mark: Any) -> str:
         return f"{self.source}:{mark.line + 1}" if self.numbered and mark is not None else self.source

@@ -10,7 +10,7 @@ from typing import Any, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from jaxtrain.config.schema import Config, Section
+from jaxtrain.config.schema import Config, Section, expand_home
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,16 @@ def _walk(variants: Variants, prefix: str) -> Iterator[Key]:
         for name, field in cls.model_fields.items():
             below = variants_of(field)
             extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-            default = str(field.default.expanduser()) if isinstance(field.default, Path) else field.default
+            default = _default_path(field.default) if isinstance(field.default, Path) else field.default
             yield Key(prefix + name, bool(below.classes), bool(extra.get("may_change_on_resume")), default)
             yield from _walk(below, f"{prefix}{name}.")
+
+
+def _default_path(path: Path) -> str:
+    try:
+        return str(expand_home(path))
+    except ValueError:
+        return str(path)
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:

@@ -326,3 +326,56 @@ def test_nulls_resolve_to_what_they_stand_for() -> None:
     config = Config.model_validate({"run_dir": "r", "model": model, **update})
     assert (config.checkpoint_dir, config.eval_batch, config.data_vocab) == (Path("b/c"), 4, 9)
     assert (config.model.resolved_kv_heads, config.model.resolved_head_dim) == (2, 8)
+
+
+HUGE = "9" * 26
+
+
+@pytest.mark.parametrize(
+    "key", ["steps", "model.vocab", "model.heads", "global_batch", "data.workers", "distributed.start_timeout"]
+)
+def test_a_number_beyond_what_devices_count_with_is_refused_at_once(write: Write, key: str) -> None:
+    (line,) = faults(write(RUN), f"{key}={HUGE}")
+    assert line.startswith(f"override {key}={HUGE}: {key}: must be at most ")
+
+
+def test_the_divisors_of_the_largest_number_are_found_at_once(write: Write) -> None:
+    (line,) = faults(write(RUN), f"model.heads={2**31 - 2}", "model.kv_heads=4", "model.head_dim=2")
+    assert "kv_heads may be 1, 2, 3, 6, 7, 9," in line
+
+
+@pytest.mark.parametrize("key", ["run_dir", "data.dir", "compile_cache", "checkpoint.dir"])
+def test_a_path_that_no_file_can_have_is_refused_with_its_key(write: Write, key: str) -> None:
+    (line,) = faults(write(RUN), f"{key}=~nobody-of-this-name/x")
+    assert f"{key}: " in line
+    assert "home directory that is not known here" in line
+    (line,) = faults(write(RUN), f'{key}="a\\0b"')
+    assert "null character" in line
+
+
+def test_a_base_that_no_file_can_have_is_refused_with_its_line(write: Write) -> None:
+    (line,) = faults(write(RUN + "base: ~nobody-of-this-name/x.yml\n"))
+    assert line.startswith("c.yml:3: base: ")
+    assert "home directory that is not known here" in line
+    (line,) = faults(write(RUN + 'base: "a\\0b"\n'))
+    assert line.startswith("c.yml:3: base: ")
+
+
+def test_a_link_that_leads_to_itself_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "c.yml").symlink_to("c.yml")
+    (line,) = faults(tmp_path / "c.yml")
+    assert line.startswith("c.yml: can't be read: ")
+
+
+@pytest.mark.parametrize(
+    "value", ["[" * 2000 + "]" * 2000, "{a: " * 2000 + "}" * 2000, "{a: " * 60 + "1" + "}" * 60, "[" * 300 + "]" * 300]
+)
+def test_nesting_without_end_is_refused_in_one_line(write: Write, value: str) -> None:
+    (line,) = faults(write(f"{RUN}seed: {value}\n"))
+    assert line.startswith("c.yml")
+    assert "nested too deeply" in line or "is not a whole number" in line
+
+
+def test_a_list_tagged_as_a_mapping_is_refused_with_its_line(write: Write) -> None:
+    (line,) = faults(write(RUN + "model: !!omap [layers: 3]\n"))
+    assert line.startswith("c.yml:3: model: a list tagged as a mapping")
