@@ -6,7 +6,9 @@ A checkpoint is one Orbax composite, committed as a whole: `state`, which plain 
 
 import contextlib
 import importlib.metadata
+import json
 import logging
+import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
+from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 
 from jaxtrain import distributed
 from jaxtrain.checkpoint.checksum import as_text, content_sums
@@ -30,7 +33,7 @@ from jaxtrain.checkpoint.directory import (
     step_path,
 )
 from jaxtrain.checkpoint.tree import from_plain, to_plain
-from jaxtrain.errors import CheckpointError, first_line
+from jaxtrain.errors import CheckpointError, ConfigError, first_line
 from jaxtrain.models.parameters import named_leaves
 
 FORMAT = 1
@@ -49,15 +52,18 @@ class Meta:
         data_hash: the data set's manifest hash.
     """
 
-    step: int
-    position: int
-    skipped: int
+    step: NonNegativeInt
+    position: NonNegativeInt
+    skipped: NonNegativeInt
     config: dict[str, Any]
     data_hash: str
     checksums: dict[str, str] = field(default_factory=dict)
     arrays: dict[str, list[Any]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     format: int = FORMAT
+
+
+_META = TypeAdapter(Meta)
 
 
 class Checkpointer:
@@ -67,9 +73,18 @@ class Checkpointer:
         directory: where the steps lie; made at the first save.
         keep: how many of the newest checkpoints stay.
         on_saved: called on process 0, from a background thread, with (step, seconds) once a save is committed.
+
+    Raises:
+        ConfigError: no checkpoint can be saved at this path.
     """
 
     def __init__(self, directory: Path, keep: int, on_saved: Callable[[int, float], None]):
+        if "[" in str(directory):
+            # Orbax looks for the parts of a save with `glob`; where it finds none it commits a checkpoint without data.
+            raise ConfigError(
+                f"{directory}: checkpoints can't be kept below a path with `[`, which Orbax takes for a pattern; "
+                f"choose another run_dir or checkpoint.dir"
+            )
         self.directory = directory
         self._keep = keep
         self._on_saved = on_saved
@@ -79,6 +94,13 @@ class Checkpointer:
             ocp.CompositeCheckpointHandler(state=_state_handler(), meta=ocp.JsonCheckpointHandler()),
             async_options=ocp.options.AsyncOptions(post_finalization_callback=self._committed),
         )
+
+    def claim(self) -> None:
+        """Makes the directory, and raises an OSError now if nothing can be written there when the first save is due."""
+        if jax.process_index() == 0:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.directory):
+                pass
 
     def prepare(self, abstract_state: Any) -> None:
         """Compiles the checksum program, so that no save waits for a compiler."""
@@ -248,13 +270,24 @@ def _state_handler() -> ocp.PyTreeCheckpointHandler:
 def _read_meta(directory: Path, step: int) -> Meta:
     try:
         content = ocp.JsonCheckpointHandler().restore(epath.Path(step_path(directory, step) / "meta"))
-        written = content["format"]
-        if written == FORMAT:
-            return Meta(**content)
+        format_ = content.get("format")
+        if isinstance(format_, int) and format_ != FORMAT:
+            # Not unreadable: a good checkpoint of another version must not be set aside for an older one.
+            raise CheckpointError(
+                f"{step_path(directory, step)} has format {format_}; this program reads format {FORMAT}"
+            )
+        meta = _META.validate_json(json.dumps(content), strict=True)
+    except CheckpointError:
+        raise
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise _Unreadable(f"its description is damaged: {where}: {first['msg']}") from error
     except Exception as error:
         raise _Unreadable(f"its description can't be read: {first_line(error)}") from error
-    # Not unreadable: a good checkpoint of another version must not be set aside for an older one.
-    raise CheckpointError(f"{step_path(directory, step)} has format {written}; this program reads format {FORMAT}")
+    if meta.step != step:
+        raise _Unreadable(f"its description is that of step {meta.step}")
+    return meta
 
 
 def _array_types(plain: dict[str, Any]) -> dict[str, list[Any]]:

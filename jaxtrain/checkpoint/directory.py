@@ -41,9 +41,14 @@ def list_checkpoints(directory: Path) -> Listing:
     for path in sorted(directory.iterdir()) if directory.is_dir() else []:
         if TEMPORARY_MARK in path.name or path.name.endswith(_DELETING_SUFFIX):
             leftovers.append(path)
-        elif path.name.isdecimal():
+        elif _is_step(path.name):
             steps.append(int(path.name)) if is_complete(path) else incomplete.append(path)
     return Listing(sorted(steps, reverse=True), incomplete, leftovers)
+
+
+def _is_step(name: str) -> bool:
+    """Whether `step_path` would give this name: `007` is not step 7."""
+    return name.isdecimal() and name == str(int(name))
 
 
 def set_aside(path: Path, why: str) -> Path:

@@ -100,3 +100,12 @@ def test_the_newest_complete_checkpoints_are_kept(tmp_path: Path, keep: int, kep
 def test_the_state_lies_below_its_step(tmp_path: Path) -> None:
     assert step_path(tmp_path, 5) == tmp_path / "5"
     assert state_path(tmp_path, 5) == tmp_path / "5" / "state"
+
+
+@pytest.mark.parametrize("name", ["007", "\u0663"])
+def test_a_name_that_no_step_has_is_no_checkpoint(name: str, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "7")
+    make_checkpoint(tmp_path, name)
+    listing = list_checkpoints(tmp_path)
+    assert (listing.steps, listing.incomplete) == ([7], [])
+    assert delete_old(tmp_path, keep=1) == []

@@ -1,5 +1,6 @@
 """Which checkpoint is the newest good one: broken ones are passed over with a warning, never taken as absent."""
 
+import json
 import logging
 import shutil
 from collections.abc import Callable
@@ -150,3 +151,28 @@ def test_a_save_that_runs_when_the_run_dies_with_an_error_is_finished(tmp_path: 
         run_here(config)
     assert checkpoint_steps(config.run_dir) == [3]
     assert [event["step"] for event in events(config.run_dir, "save")] == [3]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("step", 7),
+        ("step", "5"),
+        ("position", -3),
+        ("position", None),
+        ("skipped", "x"),
+        ("config", []),
+        ("data_hash", 3),
+        ("checksums", []),
+    ],
+)
+def test_a_description_that_makes_no_sense_is_unreadable_and_no_crash(
+    name: str, value: object, straight: Straight, tmp_path: Path, tiny_data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_dir = stopped_copy(straight("one device"), tmp_path)
+    description = run_dir / "checkpoints" / "5" / "meta" / "metadata"
+    description.write_text(json.dumps(json.loads(description.read_text()) | {name: value}))
+    with pytest.raises(CheckpointError, match="none of the checkpoints"):
+        run_here(tiny_config(tmp_path, tiny_data, *STRAIGHT))
+    assert "its description is" in caplog.text
+    assert checkpoint_steps(run_dir) == [5]
