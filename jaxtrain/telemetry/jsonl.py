@@ -45,6 +45,15 @@ def read_with_lines(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
                 logger.warning("%s, line %d is not a JSON object and is passed over: %.60r", path, number, line)
 
 
+def lines_until(path: Path, step: int) -> str:
+    """The lines whose `step` is at most this one: those that a run resumed after it won't write again.
+
+    A line without a step is none of ours and is passed over.
+    """
+    numbered = [(record.get("step"), line) for record, line in read_with_lines(path)]
+    return "".join(line for number, line in numbered if isinstance(number, int) and number <= step > 0)
+
+
 def replace_file(path: Path, text: str) -> None:
     """Writes a whole file so that a reader, or a crash at any moment, finds the old text or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,11 +73,11 @@ def _decode(line: str) -> dict[str, Any] | None:
         return None
     try:
         record = json.loads(line)
-    except json.JSONDecodeError:
+        if not isinstance(record, dict):
+            return None
+        return record | {key: float(value) for key, value in record.pop(NON_FINITE, {}).items()}
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return None
-    if not isinstance(record, dict):
-        return None
-    return record | {key: float(value) for key, value in record.pop(NON_FINITE, {}).items()}
 
 
 def _plain(value: Any) -> Any:

@@ -49,5 +49,4 @@ def _drop_lines_after(path: Path, resume_step: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         return
-    kept = [line for record, line in jsonl.read_with_lines(path) if record.get("step", 0) <= resume_step > 0]
-    jsonl.replace_file(path, "".join(kept))
+    jsonl.replace_file(path, jsonl.lines_until(path, resume_step))

@@ -101,3 +101,11 @@ def test_opening_leaves_no_temporary_file(path):
     write_steps(path, [1, 2])
     MetricsWriter(path, 1).close()
     assert [file.name for file in path.parent.iterdir()] == ["metrics.jsonl"]
+
+
+def test_lines_that_are_none_of_ours_are_passed_over_on_resume(path):
+    write_steps(path, range(1, 4))
+    with path.open("a") as file:
+        file.write('{"step": "2"}\n{"step": null}\n{"loss": 1.0}\n{"step": 1, "non_finite": 3}\n[1]\n')
+    write_steps(path, [4], resume_step=3)
+    assert [line["step"] for line in read_metrics(path)] == [1, 2, 3, 4]
