@@ -3,9 +3,12 @@
 import contextlib
 import itertools
 import os
+import re
+import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -13,9 +16,10 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import multihost
 
 from jaxtrain.config import DistributedConfig
-from jaxtrain.errors import EXIT_MISSING_WORKER, ConfigError, MissingWorkerError, first_line
+from jaxtrain.errors import EXIT_MISSING_WORKER, ConfigError, JaxtrainError, MissingWorkerError, first_line
 
 _CLUSTER_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "OMPI_COMM_WORLD_SIZE")
+_CLUSTER_FOUND_BY_JAX = ("SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri")
 _PATIENCE = 3600
 _FAREWELL_SECONDS = 10
 _barrier_numbers = itertools.count()
@@ -27,7 +31,7 @@ def is_requested(config: DistributedConfig, environment: Mapping[str, str]) -> b
         config.coordinator is not None
         or any(name in environment for name in _CLUSTER_VARIABLES)
         # Only srun sets this; SLURM_NTASKS is also there in the batch script itself, which is one process.
-        or int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1
+        or (_number("SLURM_STEP_NUM_TASKS", environment) or 1) > 1
     )
 
 
@@ -40,13 +44,20 @@ def initialize(config: DistributedConfig) -> None:
     A process that is still alone after `distributed.start_timeout` ends with EXIT_MISSING_WORKER and a message.
 
     Raises:
+        ConfigError: what is given can't be a group of processes.
         MissingWorkerError: the others can't be joined for another reason.
     """
-    if not is_requested(config, os.environ):
-        return
     count = config.processes or _number("JAX_NUM_PROCESSES")
     process = config.process_id if config.process_id is not None else _number("JAX_PROCESS_ID")
     address = config.coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    if not is_requested(config, os.environ):
+        if count is not None and count > 1:
+            raise ConfigError(
+                f"JAX_NUM_PROCESSES={count} without JAX_COORDINATOR_ADDRESS: each process would train alone; "
+                f"set JAX_COORDINATOR_ADDRESS=HOST:PORT, or unset JAX_NUM_PROCESSES"
+            )
+        return
+    _check_group(address, count, process)
     message = (
         f"process {_or_unknown(process)} of {_or_unknown(count)} could not join the others at "
         f"{address or 'the cluster’s address'} within distributed.start_timeout={config.start_timeout} s; "
@@ -63,6 +74,31 @@ def initialize(config: DistributedConfig) -> None:
             )
     except Exception as error:
         raise MissingWorkerError(f"{message} ({first_line(error)})") from error
+
+
+def _check_group(address: str | None, count: int | None, process: int | None) -> None:
+    """Refuses what JAX would only refuse with a crash or after a wait."""
+    if address is not None and not re.fullmatch(r"\S+:\d{1,5}", address):
+        raise ConfigError(f"coordinator {address} is not HOST:PORT, such as node0:1234")
+    found_by_jax = any(name in os.environ for name in _CLUSTER_FOUND_BY_JAX)
+    if address is not None and None in (count, process) and not found_by_jax:
+        raise ConfigError(
+            f"coordinator {address} is given without the number of processes or this one's; set JAX_NUM_PROCESSES "
+            f"and JAX_PROCESS_ID, or distributed.processes and distributed.process_id"
+        )
+    if count is not None and (count < 1 or (process is not None and process >= count)):
+        raise ConfigError(f"process {_or_unknown(process)} of {count}: processes are numbered from 0 to their number")
+    if address is not None and process == 0 and (problem := _cannot_listen(int(address.rpartition(":")[2]))):
+        raise ConfigError(f"coordinator {address}: process 0 can't listen there ({problem}); choose another port")
+
+
+def _cannot_listen(port: int) -> str | None:
+    """Why no server can start on this port of this machine; JAX's would end the process with a segmentation fault."""
+    try:
+        with socket.create_server(("", port)):
+            return None
+    except (OSError, OverflowError) as error:
+        return first_line(error)
 
 
 @contextlib.contextmanager
@@ -104,19 +140,36 @@ def barrier(name: str, timeout: int) -> None:
         ) from error
 
 
-def leave(code: int) -> None:
-    """Ends a process of several with `code` where it failed alone; returns where all of them fail alike.
+@contextlib.contextmanager
+def together(what: str) -> Iterator[None]:
+    """Every process passes the block or none does: where it fails on one alone, the others would wait for that one.
 
-    JAX's own farewell at the end of a process waits for the others for minutes, and they may be waiting for this one.
+    No process may wait for another one inside.
+
+    Raises:
+        JaxtrainError: this process's own, or a ConfigError where another one failed.
+    """
+    problem: JaxtrainError | None = None
+    try:
+        yield
+    except JaxtrainError as error:
+        problem = error
+    if not all_agree(problem is None):
+        raise problem or ConfigError(f"another process could not {what}; its own output says why")
+
+
+def farewell() -> None:
+    """Waits a moment for the other processes before this one ends with an error.
+
+    Where all of them fail alike, each can say so and end with its own code; where this one failed alone, the others are
+    waiting for it in vain, and it must not wait for them as JAX does at the end of a process, for minutes.
     """
     if not jax.distributed.is_initialized() or jax.process_count() == 1:
         return
-    try:
+    with contextlib.suppress(Exception):
         multihost.get_barrier_sync_fn()(key="jaxtrain.farewell", timeout_ms=_FAREWELL_SECONDS * 1000)
-    except Exception:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    if jax.process_index() == 0:
+        time.sleep(1)  # the coordinator goes last: its end ends the others
 
 
 def all_agree(mine: bool) -> bool:
@@ -129,6 +182,12 @@ def same_everywhere(mine: int) -> bool:
     return len(set(_gather(np.int64(mine % 2**31)).tolist())) == 1
 
 
+def differing(mine: Sequence[int]) -> list[int]:
+    """The places where the processes have different numbers in lists of the same length."""
+    gathered = _gather(np.array(mine, np.int64) % 2**31)
+    return np.flatnonzero((gathered != gathered[:1]).any(axis=0)).tolist() if jax.process_count() > 1 else []
+
+
 def from_first(mine: int) -> int:
     """Process 0's number, on every process."""
     return int(_gather(mine)[0])
@@ -139,8 +198,8 @@ def _gather(value: object) -> np.ndarray:
     return np.atleast_1d(np.asarray(multihost_utils.process_allgather(np.asarray(value, np.int32))))
 
 
-def _number(variable: str) -> int | None:
-    text = os.environ.get(variable)
+def _number(variable: str, environment: Mapping[str, str] = os.environ) -> int | None:
+    text = environment.get(variable)
     if text is not None and not text.isdecimal():
         raise ConfigError(f"environment variable {variable}={text} is not a number; processes count from 0")
     return None if text is None else int(text)

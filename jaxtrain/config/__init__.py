@@ -24,6 +24,7 @@ from jaxtrain.config.schema import (
     SgdConfig,
     ShardingConfig,
 )
+from jaxtrain.config.tree import flat, keys
 
 __all__ = [
     "AdamWConfig",
@@ -51,8 +52,10 @@ __all__ = [
     "check_steps",
     "difference",
     "dump",
+    "flat",
     "format_differences",
     "json_schema",
+    "keys",
     "load",
     "parse_arguments",
     "resolve_mesh",

@@ -81,6 +81,14 @@ def keys() -> Mapping[str, Key]:
     return found
 
 
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of a plain tree by dotted path."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return found
+
+
 def _walk(variants: Variants, prefix: str) -> Iterator[Key]:
     for cls in variants.classes:
         for name, field in cls.model_fields.items():
