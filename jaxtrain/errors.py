@@ -4,6 +4,9 @@ Every error that a person can cause or mend is a `JaxtrainError`: it is printed 
 Anything else is a bug or a broken machine: it keeps its traceback and ends with `EXIT_CRASHED`.
 """
 
+import contextlib
+from collections.abc import Iterator
+
 EXIT_COMPLETE = 0
 EXIT_CRASHED = 1
 EXIT_BAD_INPUT = 2
@@ -53,3 +56,19 @@ class MissingWorkerError(JaxtrainError):
 def first_line(error: BaseException) -> str:
     """What an error of a library says, short enough to stand in a message of ours."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
+@contextlib.contextmanager
+def refusing_os_errors(setting: str, remedy: str) -> Iterator[None]:
+    """Turns an OSError of the block, such as of a full disk or a directory that can't be written, into a ConfigError.
+
+    Args:
+        setting: what the person chose, such as `run_dir=runs/a`.
+        remedy: what the person can do.
+    """
+    try:
+        yield
+    except OSError as error:
+        file = error.filename2 or error.filename  # of a rename, the name that the person knows
+        path = f"{file}: " if file else ""
+        raise ConfigError(f"{setting}: {path}{error.strerror or error}; {remedy}") from error

@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,15 +12,18 @@ import jax
 
 from jaxtrain import distributed
 from jaxtrain.checkpoint import Checkpointer, Meta
-from jaxtrain.config import Config, check_steps
+from jaxtrain.config import Config, check_steps, flat, keys
 from jaxtrain.data import ROW_IDS, HostBatches, Order, host_batches
-from jaxtrain.errors import CheckpointError, ConfigError, DataError, NonFiniteError
+from jaxtrain.errors import CheckpointError, ConfigError, DataError, NonFiniteError, refusing_os_errors
 from jaxtrain.evaluation import Evaluator
 from jaxtrain.placement import Placement
 from jaxtrain.program import Program, build
 from jaxtrain.recorder import Recorder
 from jaxtrain.run_directory import RunDirectory, refuse_foreign_run
 from jaxtrain.training_data import TrainingData, open_data
+
+_OF_ONE_PROCESS = ("distributed.", "compile_cache", "data.dir", "data.workers", "data.prefetch")
+"""Keys, or their beginnings, that may differ between the processes of a run."""
 
 
 def run(config: Config, devices: Sequence[jax.Device]) -> None:
@@ -30,17 +34,24 @@ def run(config: Config, devices: Sequence[jax.Device]) -> None:
     Raises:
         JaxtrainError: with the exit code that says why it wasn't.
     """
+    refuse_other_configs(config)
     program = build(config, devices)
-    data = open_data(config)
+    with distributed.together("open the data set"):
+        data = open_data(config)
     total_steps = planned_steps(config, data)
     directory = RunDirectory(config.run_dir)
     with Recorder(directory, config, total_steps) as recorder:
         checkpointer = Checkpointer(config.checkpoint_dir.absolute(), config.checkpoint.keep, recorder.saved)
-        newest = agreed_newest(checkpointer)
-        refuse_foreign_run(config, directory, newest)
+        with distributed.together("go on with what is in run_dir"):
+            newest = checkpointer.newest_meta()
+            refuse_foreign_run(config, directory, newest)
+        refuse_other_checkpoints(checkpointer, newest)
         refuse_other_data(data, newest)
         distributed.barrier("config checked", config.distributed.start_timeout)
-        recorder.open(program, data.hash, newest.step if newest is not None else 0)
+        with distributed.together("write to run_dir"):
+            recorder.open(program, data.hash, newest.step if newest is not None else 0)
+            with refusing_os_errors(f"checkpoint.dir={config.checkpoint_dir}", "choose one that can be written"):
+                checkpointer.claim()
         if newest is not None and is_complete(newest, total_steps, data.order, config):
             verified = checkpointer.restore_newest(program.state)
             if verified is not None and verified[1] == newest:
@@ -55,19 +66,23 @@ def run(config: Config, devices: Sequence[jax.Device]) -> None:
         recorder.completed(training.meta.step)
 
 
-def agreed_newest(checkpointer: Checkpointer) -> Meta | None:
-    """The newest checkpoint's description, the same for every process.
+def refuse_other_configs(config: Config) -> None:
+    """Raises where the processes of this run were not started with the same config."""
+    values = flat(config.to_dict())
+    names = [name for name, key in keys().items() if not key.is_section and not name.startswith(_OF_ONE_PROCESS)]
+    differing = distributed.differing([zlib.crc32(repr(values.get(name)).encode()) for name in names])
+    if differing:
+        here = ", ".join(f"{names[index]}={values.get(names[index])}" for index in differing)
+        raise ConfigError(f"the processes were started with different configs (here: {here}); give all the same")
 
-    Raises:
-        CheckpointError: the processes see different checkpoints.
-    """
-    newest = checkpointer.newest_meta()
+
+def refuse_other_checkpoints(checkpointer: Checkpointer, newest: Meta | None) -> None:
+    """Raises where the processes don't see the same newest checkpoint."""
     if not distributed.same_everywhere(-1 if newest is None else newest.step):
         raise CheckpointError(
             f"{checkpointer.directory}: the processes see different checkpoints there; "
             f"checkpoint.dir must be one directory that all of them share"
         )
-    return newest
 
 
 def planned_steps(config: Config, data: TrainingData) -> int:

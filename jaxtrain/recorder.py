@@ -6,20 +6,20 @@ import time
 import traceback
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 import jax
 import numpy as np
 from rich.console import Console
 
 from jaxtrain.config import Config
-from jaxtrain.errors import EXIT_COMPLETE, EXIT_CRASHED, EXIT_INTERRUPTED, JaxtrainError
+from jaxtrain.errors import EXIT_COMPLETE, EXIT_CRASHED, EXIT_INTERRUPTED, JaxtrainError, refusing_os_errors
 from jaxtrain.models.parameters import count_parameters
 from jaxtrain.program import Program
 from jaxtrain.run_directory import RunDirectory
 from jaxtrain.sharding.table import render_table
 from jaxtrain.telemetry.events import EventLog
-from jaxtrain.telemetry.jsonl import encode, read_with_lines, replace_file
+from jaxtrain.telemetry.jsonl import encode, lines_below, replace_file
 from jaxtrain.telemetry.log import close_log, open_log
 from jaxtrain.telemetry.metrics import MetricsWriter
 from jaxtrain.telemetry.progress import TrainingProgress
@@ -41,6 +41,7 @@ class Recorder:
         self._total = total_steps
         self._process = jax.process_index()
         self._first = self._process == 0
+        self._claim: TextIO | None = None
         self._events: EventLog | None = None
         self._metrics: MetricsWriter | None = None
         self._rows: Any = None
@@ -55,18 +56,35 @@ class Recorder:
     ) -> None:
         if self._progress is not None:
             self._progress.__exit__(kind, error, trace)
-        if error is not None:
-            self._failed(error)
-        for closable in (self._metrics, self._events, self._rows):
-            if closable is not None:
-                closable.close()
-        close_log()
+        # On a full disk all of these fail, and must not take the place of the error that is under way.
+        with contextlib.ExitStack() as ending:
+            if error is not None:
+                ending.enter_context(contextlib.suppress(OSError))
+            ending.callback(close_log)
+            for closable in (self._claim, self._rows, self._events, self._metrics):
+                if closable is not None:
+                    ending.callback(closable.close)
+            if error is not None:
+                self._failed(error)
 
     def open(self, program: Program, data_hash: str, step: int) -> None:
         """Starts to write: the resolved config, run.json, the log, the start-up table.
 
         `step` is that of the newest checkpoint, 0 for a new run; which one is really restored, its own event tells.
+
+        Raises:
+            ConfigError: another process trains in the directory, or it can't be written.
         """
+        with self._writing():
+            self._open(program, data_hash, step)
+
+    def _writing(self) -> contextlib.AbstractContextManager[None]:
+        remedy = "free some space or mend what is there, or choose another run_dir"
+        return refusing_os_errors(f"run_dir={self._directory.path}", remedy)
+
+    def _open(self, program: Program, data_hash: str, step: int) -> None:
+        if self._first:
+            self._claim = self._directory.claim()
         open_log(self._directory.path, self._process)
         if not self._first:
             return
@@ -100,10 +118,11 @@ class Recorder:
     def started(self, step: int, position: int) -> None:
         """Opens metrics, rows and progress after the state's last step and data position."""
         self._step = step
-        if self._config.data.log_rows:
-            self._rows = self._open_rows(position)
-        if self._first:
-            self._metrics = MetricsWriter(self._directory.metrics, step)
+        with self._writing():
+            if self._config.data.log_rows:
+                self._rows = self._open_rows(position)
+            if self._first:
+                self._metrics = MetricsWriter(self._directory.metrics, step)
         self._progress = TrainingProgress(self._total, step, self._config.log_every, silent=not self._first)
         self._progress.__enter__()
         if step:
@@ -184,6 +203,5 @@ class Recorder:
             if process == self._process or (self._first and process >= count)
         ]
         for path in paths:
-            kept = [line for record, line in read_with_lines(path) if record["position"] < position]
-            replace_file(path, "".join(kept))
+            replace_file(path, lines_below(path, "position", position))
         return self._directory.rows(self._process).open("a", encoding="utf-8")

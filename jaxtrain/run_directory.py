@@ -4,9 +4,11 @@ A directory belongs to one config. The same config goes on with the run; another
 unless only keys differ that may change.
 """
 
+import fcntl
+import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
@@ -15,6 +17,8 @@ from jaxtrain.checkpoint import Meta, list_checkpoints
 from jaxtrain.config import Config, difference, dump, format_differences
 from jaxtrain.errors import ConfigError
 from jaxtrain.telemetry.jsonl import replace_file
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,27 @@ class RunDirectory:
             return dict(YAML(typ="safe", pure=True).load(self.config.read_text()))
         except (OSError, YAMLError, TypeError, ValueError) as error:
             raise ConfigError(f"{self.config}: can't be read ({error}); choose another run_dir") from error
+
+    def claim(self) -> TextIO:
+        """Holds the directory against every other process until the file that is returned is closed.
+
+        The kernel lets go when the holder dies. Where the file system has no locks, nothing is held.
+
+        Raises:
+            ConfigError: another process trains here.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        file = self.events.open("a", encoding="utf-8")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise ConfigError(
+                f"run_dir={self.path}: another process trains here; wait for its end, or choose another run_dir"
+            ) from None
+        except OSError as error:
+            _log.info("%s can't be locked (%s)", self.events, error)
+        return file
 
     def write_config(self, config: Config) -> None:
         """Records the resolved config."""

@@ -6,6 +6,7 @@ import platform
 from pathlib import Path
 
 from jaxtrain.config import Config
+from jaxtrain.errors import refusing_os_errors
 
 
 def xla_flags(config: Config) -> list[str]:
@@ -27,7 +28,8 @@ def configure(config: Config) -> None:
 def _share_compile_cache(root: Path) -> None:
     """Keeps what took a moment to compile, in a directory for each kind of processor, since CPU code differs."""
     directory = root / _processor()
-    directory.mkdir(parents=True, exist_ok=True)
+    with refusing_os_errors(f"compile_cache={root}", "choose a directory that can be written, or null for none"):
+        directory.mkdir(parents=True, exist_ok=True)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(directory)
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")

@@ -13,7 +13,7 @@ from jaxtrain.data.dataset import Dataset, open_dataset
 from jaxtrain.data.lock import exclusive
 from jaxtrain.data.manifest import has_manifest
 from jaxtrain.data.writer import write_locked
-from jaxtrain.errors import ConfigError
+from jaxtrain.errors import ConfigError, refusing_os_errors
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -73,7 +73,10 @@ def ensure_text_dataset(
     if not 0 <= held_out < 1:
         raise ConfigError(f"data.held_out: {held_out} is no share of the documents: choose 0 or more and less than 1")
     if not has_manifest(directory):
-        with exclusive(directory, waiting=lambda: tell(f"waiting for the process that prepares {directory}", 0, 0)):
+        with (
+            refusing_os_errors(f"data.dir={directory}", "choose a directory that can be written and has space"),
+            exclusive(directory, waiting=lambda: tell(f"waiting for the process that prepares {directory}", 0, 0)),
+        ):
             if not has_manifest(directory):  # it may have come while we waited
                 _prepare(directory, source, vocab, held_out, tell)
     dataset = open_dataset(directory)

@@ -45,13 +45,13 @@ def read_with_lines(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
                 logger.warning("%s, line %d is not a JSON object and is passed over: %.60r", path, number, line)
 
 
-def lines_until(path: Path, step: int) -> str:
-    """The lines whose `step` is at most this one: those that a run resumed after it won't write again.
+def lines_below(path: Path, key: str, bound: int) -> str:
+    """The lines whose number at `key` is below `bound`: those that a resumed run won't write again.
 
-    A line without a step is none of ours and is passed over.
+    A line without such a number is none of ours and is passed over.
     """
-    numbered = [(record.get("step"), line) for record, line in read_with_lines(path)]
-    return "".join(line for number, line in numbered if isinstance(number, int) and number <= step > 0)
+    numbered = [(record.get(key), line) for record, line in read_with_lines(path)]
+    return "".join(line for number, line in numbered if isinstance(number, int) and number < bound)
 
 
 def replace_file(path: Path, text: str) -> None:

@@ -49,4 +49,4 @@ def _drop_lines_after(path: Path, resume_step: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         return
-    jsonl.replace_file(path, jsonl.lines_until(path, resume_step))
+    jsonl.replace_file(path, jsonl.lines_below(path, "step", resume_step + 1 if resume_step else 0))
