@@ -1,12 +1,15 @@
 """Trainings with a fault put in: `python -m tests.faults FAULT CONFIG [key=value …]`, or by hand in this process.
 
 Faults: `nan-row=ROW` makes the loss of every batch with that row NaN on the process that holds it; `raise=NAME@STEP`
-raises the built-in exception NAME when the numbers of STEP are read; `no-data=PROCESS` hides the data from one process.
+raises the built-in exception NAME when the numbers of STEP are read; `no-data=PROCESS` hides the data from one process;
+`no-saves=STEP` puts a file in the place of the checkpoint directory then.
 """
 
 import builtins
+import shutil
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,7 @@ import numpy.typing as npt
 from jaxtrain.config import Config
 from jaxtrain.data import Batch, RowTable
 from jaxtrain.errors import ConfigError
-from jaxtrain.train import main
+from jaxtrain.train import leave, main
 from jaxtrain.training_data import TrainingData
 
 Assemble = Callable[[RowTable, npt.NDArray[np.int64]], Batch]
@@ -64,6 +67,28 @@ def without_data_on(process: int) -> None:
     setattr(loop, "open_data", failing)  # noqa: B010
 
 
+def end_saves_at(step: int) -> None:
+    """Makes every save after the numbers of `step` fail."""
+    from jaxtrain.checkpoint import Checkpointer
+    from jaxtrain.recorder import Recorder
+
+    directories: list[Path] = []
+    record, claim = Recorder.step, Checkpointer.claim
+
+    def claiming(checkpointer: Checkpointer) -> None:
+        directories.append(checkpointer.directory)
+        claim(checkpointer)
+
+    def breaking(recorder: Recorder, metrics: dict[str, Any]) -> None:
+        record(recorder, metrics)
+        if metrics["step"] == step:
+            shutil.rmtree(directories[0])
+            directories[0].touch()
+
+    setattr(Checkpointer, "claim", claiming)  # noqa: B010
+    setattr(Recorder, "step", breaking)  # noqa: B010
+
+
 def inject(fault: str) -> None:
     """Puts a fault into this process."""
     kind, value = fault.split("=")
@@ -74,10 +99,12 @@ def inject(fault: str) -> None:
         raise_at(name, int(step))
     elif kind == "no-data":
         without_data_on(int(value))
+    elif kind == "no-saves":
+        end_saves_at(int(value))
     else:
         raise SystemExit(f"unknown fault {fault}")
 
 
 if __name__ == "__main__":
     inject(sys.argv[1])
-    sys.exit(main(sys.argv[2:]))
+    leave(main(sys.argv[2:]))

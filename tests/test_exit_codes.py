@@ -1,15 +1,20 @@
 """Exit code 0 means that the goal was reached; each other code says why not, in words that a person can act on."""
 
+import errno
 import logging
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from jaxtrain.recorder import Recorder
+from jaxtrain.run_directory import RunDirectory
+from jaxtrain.telemetry.events import EventLog
 from jaxtrain.train import main
 from tests import faults
 from tests.factories import make_dataset, make_documents
@@ -18,6 +23,7 @@ from tests.runs import (
     STRAIGHT,
     checkpoint_steps,
     content,
+    environment,
     events,
     start,
     step_losses,
@@ -192,3 +198,91 @@ def test_a_missing_worker_is_exit_code_6_and_names_the_setting(present: int, tmp
     assert "distributed.start_timeout=5" in message
     assert "Traceback" not in output
     assert not (tmp_path / "run").exists()
+
+
+IN_THE_WAY = {
+    "run_dir is a file": ["run_dir={folder}/file"],
+    "run_dir is below a file": ["run_dir={folder}/file/run"],
+    "checkpoint.dir is a file": ["checkpoint.dir={folder}/file"],
+    "checkpoints below a pattern": ['run_dir="{folder}/a[b]"'],
+    "compile_cache is a file": ["compile_cache={folder}/file"],
+    "data.dir is below a file": ["data.dir={folder}/file/data", "data.source=python_stdlib", "model.vocab=300"],
+}
+
+
+@pytest.mark.parametrize("name", IN_THE_WAY)
+def test_a_place_that_cannot_be_written_is_a_bad_request_that_names_its_key(
+    name: str, tmp_path: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    overrides = [text.format(folder=tmp_path) for text in IN_THE_WAY[name]]
+    assert main([str(write_tiny(tmp_path, tiny_data)), *overrides]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    key = IN_THE_WAY[name][0].partition("=")[0]
+    assert key in error or "run_dir or checkpoint.dir" in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("file", ["metrics.jsonl", "events.jsonl", "config.yml", "run.json", "logs/process-0.log"])
+def test_a_directory_in_the_place_of_a_file_of_the_run_is_a_bad_request_that_names_it(
+    file: str, straight: Straight, tmp_path: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = stopped_copy(straight("one device"), tmp_path) / file
+    path.unlink(missing_ok=True)
+    path.mkdir()
+    assert main([str(write_tiny(tmp_path, tiny_data)), *STRAIGHT]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert f"run_dir={tmp_path / 'run'}: " in line
+    assert str(path) in line
+
+
+def test_a_directory_where_another_process_trains_is_a_bad_request(
+    straight: Straight, tmp_path: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = stopped_copy(straight("data=8"), tmp_path)
+    arguments = [str(write_tiny(tmp_path, tiny_data)), *STRAIGHT, *MESHES["data=8"][1]]
+    with RunDirectory(run_dir).claim():
+        assert "another process trains here" in fails(arguments, 2, tmp_path, capsys)
+    assert main(arguments) == 0
+
+
+def test_a_full_disk_does_not_take_the_place_of_the_error_that_ends_the_run(
+    tmp_path: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(log: EventLog, kind: str, /, **fields: object) -> None:
+        if kind == "stop":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Recorder, "step", Recorder.step)
+    monkeypatch.setattr(EventLog, "write", full)
+    faults.raise_at("RuntimeError", step=3)
+    assert main([str(write_tiny(tmp_path, tiny_data))]) == 1
+    error = capsys.readouterr().err
+    assert error.splitlines()[-1] == "RuntimeError: injected at step 3"
+    assert "No space left" not in error
+    assert logging.getLogger().level == logging.WARNING, "the log is closed again"
+
+
+@pytest.mark.slow
+def test_a_save_that_fails_in_the_background_ends_the_process_at_once(tmp_path: Path, tiny_data: Path) -> None:
+    arguments = ["no-saves=3", str(write_tiny(tmp_path, tiny_data)), "steps=40"]
+    code, output = train(arguments, timeout=60, program=("-m", "tests.faults"))
+    assert code == 4, output
+    assert "Traceback" not in output
+    assert "save failed" in output
+    assert "Traceback" in (tmp_path / "run" / "logs" / "process-0.log").read_text()
+
+
+@pytest.mark.slow
+def test_devices_that_are_not_there_are_a_bad_request(
+    tmp_path: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tiny(tmp_path, tiny_data)
+    command = [sys.executable, "-m", "jaxtrain.train", str(path)]
+    variables = {**environment(1), "JAX_PLATFORMS": "nonsense"}
+    result = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: JAX_PLATFORMS=nonsense: JAX finds no such device")
+    assert "Traceback" not in result.stderr

@@ -1,5 +1,6 @@
 """`RUN/logs/process-N.log`: what the program and its libraries say, with time stamps."""
 
+import contextlib
 import logging
 import sys
 import time
@@ -13,9 +14,10 @@ def open_log(run_dir: Path, process: int) -> logging.Logger:
     """Sends the logging of the whole program to `RUN/logs/process-N.log` and warnings to stderr too.
 
     The file takes everything from INFO, tracebacks included, and is appended to over restarts. On stderr a text shows
-    once however often it is logged: from WARNING in process 0, only from ERROR in the others, since a warning of one
-    is mostly a warning of all. What only the file should have, such as the traceback of an error whose message a person
-    is shown, is logged at INFO. Python's own warnings take the same way. A second call replaces the first.
+    once however often it is logged, without its traceback: from WARNING in process 0, only from ERROR in the others,
+    since a warning of one is mostly a warning of all. What only the file should have, such as the traceback of an
+    error whose message a person is shown, is logged at INFO. Python's own warnings take the same way. A second call
+    replaces the first.
 
     Returns:
         The logger `jaxtrain`.
@@ -48,7 +50,28 @@ def close_log() -> None:
 
 
 class _File(logging.FileHandler):
-    """Has a class of its own so that `close_log` knows it."""
+    """Says once that it can't write, as on a full disk, where `logging` would show a traceback for every line."""
+
+    _told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not self._told:
+            self._told = True
+            sys.stderr.write(
+                f"WARNING: {self.baseFilename}: can't be written ({sys.exc_info()[1]}); lines are missing\n"
+            )
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
+
+
+class _Line(logging.Formatter):
+    """The message alone: what a person can't act on stays in the file."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        plain = logging.makeLogRecord({**vars(record), "exc_info": None, "exc_text": None, "stack_info": None})
+        return super().format(plain)
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
@@ -57,7 +80,7 @@ class _Stderr(logging.StreamHandler[TextIO]):
     def __init__(self, level: int) -> None:
         logging.Handler.__init__(self, level)
         self._shown: set[str] = set()
-        self.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        self.setFormatter(_Line("%(levelname)s: %(message)s"))
 
     @property
     def stream(self) -> TextIO:  # type: ignore[override]

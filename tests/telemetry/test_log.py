@@ -82,3 +82,23 @@ def run_alone(statement, run_dir):
         f"log = open_log(Path({str(run_dir)!r}), 0); {statement}"
     )
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr
+
+
+def test_stderr_shows_an_error_without_its_traceback(tmp_path, capsys):
+    log = open_log(tmp_path, 0)
+    try:
+        raise MemoryError("out of memory")
+    except MemoryError:
+        log.exception("crashed")
+    assert capsys.readouterr().err == "ERROR: crashed\n"
+
+
+def test_a_full_disk_is_told_once_and_ends_nothing(tmp_path, capsys):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "process-0.log").symlink_to("/dev/full")
+    log = open_log(tmp_path, 0)
+    log.info("one")
+    log.info("two")
+    close_log()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"WARNING: {tmp_path / 'logs' / 'process-0.log'}: can't be written")
