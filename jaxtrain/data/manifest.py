@@ -97,7 +97,7 @@ def parse_manifest(directory: Path) -> tuple[Manifest, bytes]:
     content = path.read_bytes()
     try:
         values = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: damaged ({error}): delete {directory} and prepare it again") from None
     version = values.get("version") if isinstance(values, dict) else None
     if version != FORMAT_VERSION:

@@ -67,7 +67,7 @@ def test_another_format_version_is_named(dataset: Dataset) -> None:
         open_dataset(dataset.directory)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"version": 1}'])
+@pytest.mark.parametrize("content", ["{", "[]", '{"version": 1}', "[" * 100_000], ids=["torn", "list", "short", "deep"])
 def test_a_damaged_manifest_is_an_error(dataset: Dataset, content: str) -> None:
     (dataset.directory / "manifest.json").write_text(content)
     with pytest.raises(DataError, match=r"manifest.json: .*prepare it again"):
