@@ -22,6 +22,8 @@ from jaxtrain.recorder import Recorder
 from jaxtrain.run_directory import RunDirectory, refuse_foreign_run
 from jaxtrain.training_data import TrainingData, open_data
 
+MOST_SKIPPED_IN_A_ROW = 100
+"""With `non_finite: skip`; the state is unchanged meanwhile, so more would follow without end."""
 _OF_ONE_PROCESS = ("distributed.", "compile_cache", "data.dir", "data.workers", "data.prefetch")
 """Keys, or their beginnings, that may differ between the processes of a run."""
 
@@ -203,6 +205,7 @@ class Training:
         self._total = total_steps
         self._in_flight: deque[_InFlight] = deque()
         self._read_at = time.perf_counter()
+        self._skipped_in_a_row = 0
         self._place = Placement(program.batch)
         self._data = data
         self._evaluate = None
@@ -269,8 +272,10 @@ class Training:
         if self.config.data.log_rows:
             self._recorder.rows(self.meta.step, step.position, step.rows, skipped)
         if skipped:
+            self._skipped_in_a_row += 1
             self._not_finite(metrics, step.position)
             return
+        self._skipped_in_a_row = 0
         metrics |= {"tokens_per_second": metrics["tokens"] / seconds, "step_seconds": seconds}
         self._recorder.step({**metrics, "data_wait": min(step.waited / seconds, 1.0)})
 
@@ -285,6 +290,11 @@ class Training:
             raise NonFiniteError(
                 f"{found}; the update was not applied and the run stops (non_finite: stop); "
                 f"the newest checkpoint is from before; non_finite: skip passes over such batches"
+            )
+        if self._skipped_in_a_row == MOST_SKIPPED_IN_A_ROW:
+            raise NonFiniteError(
+                f"{found}; {MOST_SKIPPED_IN_A_ROW} batches in a row were skipped, so no batch is the cause; "
+                f"the newest checkpoint is from before; start anew with a lower optimizer.learning_rate"
             )
         self._recorder.skipped(attempted, position, f"{found}; update skipped, {self.meta.skipped} so far")
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxtrain import loop
 from jaxtrain.data import ROW_IDS, RowTable, host_batches
 from jaxtrain.errors import DataError, NonFiniteError
 from jaxtrain.placement import Placement
@@ -186,3 +187,12 @@ def test_two_processes_take_the_same_branch_where_one_has_the_bad_row(
 
 def _all_rows(run_dir: Path, process: int) -> list[list[int]]:
     return [line["rows"] for line in read(run_dir / f"rows-{process}.jsonl")]
+
+
+def test_skipping_without_end_stops_the_run(tmp_path: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "MOST_SKIPPED_IN_A_ROW", 4)
+    config = tiny_config(tmp_path, tiny_data, "optimizer.learning_rate=1e38", "non_finite=skip")
+    with pytest.raises(NonFiniteError, match="4 batches in a row"):
+        run_here(config)
+    assert len(events(config.run_dir, "skip")) == 3
+    assert events(config.run_dir, "stop")[-1]["exit_code"] == 3
