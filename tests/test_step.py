@@ -143,6 +143,7 @@ def identical_rows(counted: int) -> Batch:
     }
 
 
+@pytest.mark.slow
 def test_each_row_draws_its_own_dropout_mask_the_same_on_every_mesh() -> None:
     dropout = ("model.dropout=0.5", "model.initial_scale=0.1")
     meshes = {1: (), 8: ("mesh.data=8",), 2: ("mesh.tensor=2",)}

@@ -132,6 +132,7 @@ def gradients(name: str, layout: Layout) -> tuple[float, dict[str, np.ndarray]]:
     return value.item(), {key: np.asarray(leaf) for key, leaf in named_leaves(gradient).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COVERING)
 def test_options_train_every_parameter_and_agree_between_one_device_and_a_mesh(name: str) -> None:
     value, single = gradients(name, make_layout())
