@@ -53,6 +53,9 @@ checkpoint: {{every: 5}}
 STRAIGHT = ["model.dropout=0.5", "data.log_rows=true"]
 """The overrides of the fixture `straight`."""
 
+Straight = Callable[[str], Path]
+"""The fixture `straight`: the name of a mesh to the directory of a run that was left alone."""
+
 MESHES: dict[str, tuple[int, list[str]]] = {
     "one device": (1, []),
     "data=8": (8, ["mesh.data=8"]),

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from tests.factories import make_dataset, make_documents
 from tests.runs import (
     MESHES,
     STRAIGHT,
+    Straight,
     checkpoint_steps,
     content,
     environment,
@@ -32,8 +32,6 @@ from tests.runs import (
     train_group,
     write_tiny,
 )
-
-Straight = Callable[[str], Path]
 
 
 @pytest.fixture(autouse=True)

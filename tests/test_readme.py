@@ -1,7 +1,6 @@
 """What the README says is true."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,7 @@ import pytest
 from jaxtrain import errors
 from jaxtrain.config import load
 from jaxtrain.telemetry.metrics import read_metrics
-from tests.runs import ROOT
-
-Straight = Callable[[str], Path]
+from tests.runs import ROOT, Straight
 
 README = (ROOT / "README.md").read_text()
 

@@ -1,7 +1,6 @@
 """A run that was stopped goes on as if nothing had happened."""
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ from tests.factories import make_dataset, make_documents
 from tests.runs import (
     MESHES,
     STRAIGHT,
+    Straight,
     checkpoint_meta,
     checkpoint_steps,
     content,
@@ -26,8 +26,6 @@ from tests.runs import (
     train,
     write_tiny,
 )
-
-Straight = Callable[[str], Path]
 
 
 def assert_same_end(run_dir: Path, straight: Path) -> None:

@@ -1,7 +1,6 @@
 """A run directory belongs to one config: what may change on resume, what is refused, and what it holds."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from jaxtrain.run_directory import RunDirectory
 from tests.factories import make_dataset, make_documents
 from tests.runs import (
     STRAIGHT,
+    Straight,
     content,
     crash_after,
     events,
@@ -20,8 +20,6 @@ from tests.runs import (
     stopped_copy,
     tiny_config,
 )
-
-Straight = Callable[[str], Path]
 
 
 def refused(folder: Path, data: Path, *overrides: str) -> str:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from jaxtrain.program import Program, build
 from tests.runs import (
     MESHES,
     STRAIGHT,
+    Straight,
     checkpoint_steps,
     events,
     read_checkpoint,
@@ -29,7 +29,6 @@ from tests.runs import (
     tiny_config,
 )
 
-Straight = Callable[[str], Path]
 META = Meta(step=1, position=8, skipped=0, config={"steps": 10}, data_hash="abc")
 
 

@@ -3,7 +3,6 @@
 import json
 import logging
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from jaxtrain.errors import CheckpointError
 from tests.runs import (
     STRAIGHT,
+    Straight,
     checkpoint_meta,
     checkpoint_steps,
     content,
@@ -21,8 +21,6 @@ from tests.runs import (
     stopped_copy,
     tiny_config,
 )
-
-Straight = Callable[[str], Path]
 
 
 def array_files(checkpoint: Path) -> list[Path]:

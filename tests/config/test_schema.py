@@ -12,6 +12,7 @@ from jaxtrain.config import Config, DecoderConfig, Section, json_schema, load
 from jaxtrain.config.nearest import ELSEWHERE, nearest_keys
 from jaxtrain.config.tree import ROOT, Variants, keys
 from jaxtrain.schema import main
+from tests.sizes import PARAMETERS
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SHIPPED = sorted(CONFIGS.glob("*.yml"))
@@ -20,14 +21,6 @@ MAY_CHANGE = {
     "data.dir", "data.workers", "data.prefetch", "data.log_rows", "data.source", "model.loss.chunk",
 }  # fmt: skip
 SECTIONS_THAT_MAY_CHANGE = {"mesh", "sharding", "distributed", "eval", "checkpoint"}
-PARAMETERS = {
-    "quickstart": 9_112_320,
-    "gpt2-124m": 123_587_328,
-    "smollm2-135m": 134_515_008,
-    "mistral-7b": 7_241_732_096,
-    "llama3-8b": 8_030_261_248,
-    "llama3-70b": 70_553_706_496,
-}
 
 
 def classes(variants: Variants = ROOT) -> list[type[Section]]:

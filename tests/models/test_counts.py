@@ -9,16 +9,9 @@ from jaxtrain.config import DecoderConfig, load
 from jaxtrain.models.language import LanguageTask
 from jaxtrain.models.parameters import ParameterInfo, Role, count_parameters, describe, named_leaves
 from jaxtrain.program import make_task
+from tests.sizes import PARAMETERS
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-PARAMETERS = {
-    "quickstart": 9_112_320,
-    "gpt2-124m": 123_587_328,
-    "smollm2-135m": 134_515_008,
-    "mistral-7b": 7_241_732_096,
-    "llama3-8b": 8_030_261_248,
-    "llama3-70b": 70_553_706_496,
-}
 EVERYTHING = DecoderConfig(
     vocab=64, layers=3, embed=32, heads=4, kv_heads=2, mlp=48, bias="all", qk_norm=True, head_dim=10
 )
