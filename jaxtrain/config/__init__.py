@@ -1,27 +1,26 @@
 """What a run is told: the typed configuration, how it is read, checked, compared and printed. Never imports jax."""
 
 from jaxtrain.config.arguments import Arguments, parse_arguments
+from jaxtrain.config.base import Section
 from jaxtrain.config.checks import check, check_layout, check_steps, resolve_mesh
+from jaxtrain.config.data import DataConfig
 from jaxtrain.config.difference import Difference, difference, format_differences
 from jaxtrain.config.load import dump, json_schema, load
-from jaxtrain.config.schema import (
+from jaxtrain.config.model import DecoderConfig, LossConfig, RopeConfig, RopeScaling
+from jaxtrain.config.optimizer import (
     AdamWConfig,
-    CheckpointConfig,
-    Config,
     ConstantSchedule,
     CosineSchedule,
-    DataConfig,
-    DecoderConfig,
+    OptimizerConfig,
+    Schedule,
+    SgdConfig,
+)
+from jaxtrain.config.schema import (
+    CheckpointConfig,
+    Config,
     DistributedConfig,
     EvalConfig,
-    LossConfig,
     MeshConfig,
-    OptimizerConfig,
-    RopeConfig,
-    RopeScaling,
-    Schedule,
-    Section,
-    SgdConfig,
     ShardingConfig,
 )
 from jaxtrain.config.tree import flat, keys

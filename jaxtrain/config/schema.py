@@ -5,68 +5,16 @@ anywhere; `run_dir` alone has none. A limit on one key stands at the key; what s
 in `checks.py`. Keys, defaults and descriptions are published as JSON schema by `python -m jaxtrain.schema`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, Strict
+from pydantic import PrivateAttr
 
-
-def setting(default: Any, description: str, *, may_change: bool = False, **limits: Any) -> Any:
-    """A key of the configuration; `may_change` says whether a resumed run may have another value than it began with."""
-    return Field(default, description=description, json_schema_extra={"may_change_on_resume": may_change}, **limits)
-
-
-def section(cls: type["Section"], description: str) -> Any:
-    """A key that holds a section; leaving it out leaves every key below at its default."""
-    return Field(default_factory=cls, description=description)
-
-
-def _filled_in(value: str) -> str:
-    if not value.strip():
-        raise ValueError("is empty")
-    return value
-
-
-def expand_home(path: str | Path) -> Path:
-    """The path with `~` replaced; ValueError with the reason where no file can have this name."""
-    if "\0" in str(path):
-        raise ValueError("holds a null character, which no path can have")
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        raise ValueError("begins with a home directory that is not known here; write the path in full") from None
-
-
-def _local_path(value: object) -> object:
-    if not isinstance(value, str | Path):
-        return value
-    if "://" in str(value):  # Path would make a directory named `gs:` of it
-        raise ValueError("is a URL; a local or mounted directory is needed")
-    return expand_home(_filled_in(str(value)))
-
-
-def _choose_by_default(key: str, choice: str) -> Callable[[object], object]:
-    """Let a section that doesn't say which variant it is be the usual one."""
-
-    def choose(value: object) -> object:
-        return {key: choice, **value} if isinstance(value, Mapping) else value
-
-    return choose
-
-
-LocalPath = Annotated[Path, Strict(False), BeforeValidator(_local_path)]
-Count = Annotated[int, Field(le=2**31 - 1)]
-"""A number that devices count with: int32."""
-Seconds = Annotated[int, Field(le=2_000_000)]
-"""A time limit: as milliseconds it is still an int32."""
-Address = Annotated[str, AfterValidator(_filled_in)]
-
-
-class Section(BaseModel):
-    """A mapping of the configuration: unknown keys and values of another type are errors, values never change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True)
+from jaxtrain.config.base import Address, Count, LocalPath, Seconds, Section, section, setting
+from jaxtrain.config.data import DataConfig
+from jaxtrain.config.model import DecoderConfig
+from jaxtrain.config.optimizer import AdamWConfig, OptimizerConfig
 
 
 class MeshConfig(Section):
@@ -90,144 +38,6 @@ class ShardingConfig(Section):
         "Allow more than 2 % of the parameter bytes to lie unsharded on a mesh with fsdp or tensor above 1.",
         may_change=True,
     )
-
-
-class RopeScaling(Section):
-    """Llama 3's stretching of rotary frequencies to sequences longer than those of pre-training."""
-
-    factor: float = setting(..., "Factor by which low frequencies are slowed down.", ge=1)
-    low_frequency_factor: float = setting(
-        ..., "Frequencies with fewer turns than this within original_sequence are slowed down fully.", gt=0
-    )
-    high_frequency_factor: float = setting(
-        ..., "Frequencies with more turns than this within original_sequence stay as they are.", gt=0
-    )
-    original_sequence: Count = setting(..., "Sequence length of pre-training, in tokens.", gt=0)
-
-
-class RopeConfig(Section):
-    """Rotary position embedding."""
-
-    theta: float = setting(10000.0, "Base of the rotary wave lengths.", gt=0)
-    scaling: RopeScaling | None = setting(None, "Llama 3's frequency scaling; null: none.")
-
-
-class LossConfig(Section):
-    """What is added to the cross-entropy, and in what pieces it is computed."""
-
-    z: float = setting(0.0, "Weight of the squared log-partition (z-loss); 0: none.", ge=0)
-    label_smoothing: float = setting(0.0, "Share of the target spread evenly over the vocabulary.", ge=0, lt=1)
-    chunk: Count = setting(2048, "Tokens per device whose logits exist at the same time.", may_change=True, gt=0)
-
-
-class DecoderConfig(Section):
-    """A decoder-only transformer; the default sizes are the quickstart's."""
-
-    family: Literal["decoder"] = setting("decoder", "Model family.")
-    vocab: Count = setting(8192, "Rows of the embedding: the largest token id plus one, or more.", gt=0)
-    layers: Count = setting(4, "Transformer layers.", gt=0)
-    embed: Count = setting(256, "Width of the residual stream.", gt=0)
-    heads: Count = setting(8, "Query heads.", gt=0)
-    kv_heads: Count | None = setting(None, "Key and value heads, a divisor of heads; null: as many as heads.", gt=0)
-    head_dim: Count | None = setting(None, "Width of a head, even; null: embed / heads.", gt=0)
-    mlp: Count = setting(1024, "Width of the gated feed-forward layer.", gt=0)
-    activation: Literal["silu", "gelu"] = setting("silu", "Activation of the feed-forward gate: SwiGLU or GeGLU.")
-    norm_epsilon: float = setting(1e-5, "Added to the mean square in RMSNorm.", gt=0)
-    rope: RopeConfig = section(RopeConfig, "How attention is told positions.")
-    qk_norm: bool = setting(False, "Normalise queries and keys in each head.")
-    window: Count | None = setting(None, "Sliding-window attention: tokens seen, itself included; null: all.", gt=0)
-    logit_softcap: float | None = setting(None, "Output logits are bent to within plus or minus this; null: not.", gt=0)
-    bias: Literal["none", "qkv", "all"] = setting("none", "Projections that have a bias.")
-    tied_embeddings: bool = setting(False, "Use the embedding as the output head too.")
-    dropout: float = setting(0.0, "Share of activations dropped while training.", ge=0, lt=1)
-    initial_scale: float = setting(0.02, "Standard deviation of initial weights.", gt=0)
-    loss: LossConfig = section(LossConfig, "The training loss.")
-
-    @property
-    def resolved_kv_heads(self) -> int:
-        """Key and value heads with null replaced by `heads`."""
-        return self.heads if self.kv_heads is None else self.kv_heads
-
-    @property
-    def resolved_head_dim(self) -> int:
-        """Width of a head with null replaced by `embed / heads`."""
-        return self.embed // self.heads if self.head_dim is None else self.head_dim
-
-
-class DataConfig(Section):
-    """What is read, and how it becomes batches."""
-
-    dir: LocalPath = setting(Path("data/python-stdlib"), "Directory of the prepared data set.", may_change=True)
-    source: Literal["python_stdlib"] | None = setting(
-        None,
-        "Source from which `dir` is prepared on first use: the running Python's standard library; null: it is there.",
-        may_change=True,
-    )
-    vocab: Count | None = setting(
-        None, "Vocabulary of the tokenizer that is trained when source prepares; null: model.vocab.", gt=0
-    )
-    held_out: float = setting(0.02, "Share of documents held out for evaluation when source prepares.", ge=0, lt=1)
-    sequence: Count = setting(256, "Tokens in a row.", gt=0)
-    pack: bool = setting(True, "Put several documents in a row, kept apart by segment ids; false: one, padded.")
-    shuffle: bool = setting(True, "Read rows in an order drawn from the seed, new in each epoch.")
-    epochs: Count | None = setting(None, "Passes over the data set; null: repeat for ever.", gt=0)
-    workers: Count = setting(0, "Loader processes; 0: threads of the trainer.", may_change=True, ge=0, le=1000)
-    prefetch: Count = setting(2, "Batches prepared ahead of the step.", may_change=True, ge=0, le=1000)
-    log_rows: bool = setting(False, "Write the row ids of each step to RUN/rows-PROCESS.jsonl.", may_change=True)
-
-
-class CosineSchedule(Section):
-    """Linear warm-up, then half a cosine down to a share of the peak at the last step."""
-
-    kind: Literal["cosine"] = setting("cosine", "Shape of the learning rate over the run.")
-    warmup: Count = setting(0, "Steps of linear warm-up.", ge=0)
-    final: float = setting(0.1, "Learning rate of the last step as a share of the peak.", ge=0, le=1)
-
-
-class ConstantSchedule(Section):
-    """Linear warm-up, then always the peak."""
-
-    # Only the usual variant may leave out its name: without this, a section without one would match both.
-    kind: Literal["constant"] = setting(..., "Shape of the learning rate over the run.")
-    warmup: Count = setting(0, "Steps of linear warm-up.", ge=0)
-
-
-Schedule = Annotated[
-    CosineSchedule | ConstantSchedule,
-    Field(discriminator="kind"),
-    BeforeValidator(_choose_by_default("kind", "cosine")),
-]
-
-
-class AdamWConfig(Section):
-    """AdamW with decoupled weight decay."""
-
-    name: Literal["adamw"] = setting("adamw", "Optimizer.")
-    learning_rate: float = setting(3e-4, "Peak learning rate.", ge=0)
-    b1: float = setting(0.9, "Decay of the first moment per step.", ge=0, lt=1)
-    b2: float = setting(0.95, "Decay of the second moment per step.", ge=0, lt=1)
-    epsilon: float = setting(1e-8, "Added to the root of the second moment.", gt=0)
-    weight_decay: float = setting(0.1, "Decoupled decay, times the learning rate; norms and biases have none.", ge=0)
-    clip: float | None = setting(1.0, "Largest global gradient norm; null: no clipping.", gt=0)
-    schedule: Schedule = section(CosineSchedule, "Learning rate over the run, as a share of the peak.")
-
-
-class SgdConfig(Section):
-    """Stochastic gradient descent with momentum."""
-
-    name: Literal["sgd"] = setting(..., "Optimizer.")
-    learning_rate: float = setting(3e-4, "Peak learning rate.", ge=0)
-    momentum: float = setting(0.9, "Decay of the momentum per step; 0: none.", ge=0, lt=1)
-    weight_decay: float = setting(0.0, "Decoupled decay, times the learning rate; norms and biases have none.", ge=0)
-    clip: float | None = setting(1.0, "Largest global gradient norm; null: no clipping.", gt=0)
-    schedule: Schedule = section(CosineSchedule, "Learning rate over the run, as a share of the peak.")
-
-
-OptimizerConfig = Annotated[
-    AdamWConfig | SgdConfig,
-    Field(discriminator="name"),
-    BeforeValidator(_choose_by_default("name", "adamw")),
-]
 
 
 class EvalConfig(Section):

@@ -17,8 +17,8 @@ from ruamel.yaml import YAML, MappingNode, ScalarNode
 from ruamel.yaml import Node as YamlNode
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
+from jaxtrain.config.base import expand_home
 from jaxtrain.config.nearest import suggestion
-from jaxtrain.config.schema import expand_home
 from jaxtrain.config.tree import Variants, keys
 from jaxtrain.errors import ConfigError
 

@@ -10,7 +10,8 @@ from typing import Any, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from jaxtrain.config.schema import Config, Section, expand_home
+from jaxtrain.config.base import Section, expand_home
+from jaxtrain.config.schema import Config
 
 
 @dataclass(frozen=True)
