@@ -16,6 +16,7 @@ from jaxtrain.config import DecoderConfig, RopeScaling
 from jaxtrain.models.parameters import constant, normal, parameter
 from jaxtrain.ops.attention import causal_attention
 from jaxtrain.ops.dropout import dropout
+from jaxtrain.ops.projection import Axes, enter, leave
 from jaxtrain.sharding import constrain
 
 ATTENTION_SITE, MLP_SITE, EMBED_SITE = 0, 1, 2
@@ -71,9 +72,7 @@ class Attention(nnx.Module):
 
     def __call__(self, x: Residual, context: DecoderContext) -> Residual:
         config = self.config
-        q = jnp.einsum("bsd,dhk->bshk", x, self.query[...])
-        k = jnp.einsum("bsd,dhk->bshk", x, self.key[...])
-        v = jnp.einsum("bsd,dhk->bshk", x, self.value[...])
+        q, k, v = enter(x, *(_weight(each) for each in (self.query, self.key, self.value)))
         if config.bias != "none":
             q, k, v = q + self.query_bias[...], k + self.key_bias[...], v + self.value_bias[...]
         q = constrain(q, "batch", "seq", "heads", "head_dim")
@@ -84,7 +83,7 @@ class Attention(nnx.Module):
         q, k = rotate(q, context), rotate(k, context)
         mixed = causal_attention(q, k, v, context.segments, config.window)
         mixed = constrain(mixed, "batch", "seq", "heads", "head_dim")
-        y = jnp.einsum("bshk,hkd->bsd", mixed, self.output[...])
+        y = leave(mixed, *_weight(self.output))
         y = y + self.output_bias[...] if config.bias == "all" else y
         return constrain(y, "batch", "residual_seq", "embed")
 
@@ -107,10 +106,12 @@ class GatedMLP(nnx.Module):
     def __call__(self, x: Residual) -> Residual:
         with_bias = self.config.bias == "all"
         activation = jax.nn.silu if self.config.activation == "silu" else jax.nn.gelu
-        gate = x @ self.gate[...] + (self.gate_bias[...] if with_bias else 0)
-        up = x @ self.up[...] + (self.up_bias[...] if with_bias else 0)
+        gate, up = enter(x, _weight(self.gate), _weight(self.up))
+        if with_bias:
+            gate, up = gate + self.gate_bias[...], up + self.up_bias[...]
         hidden = constrain(activation(gate) * up, "batch", "seq", "mlp")
-        y = hidden @ self.down[...] + (self.down_bias[...] if with_bias else 0)
+        y = leave(hidden, *_weight(self.down))
+        y = y + self.down_bias[...] if with_bias else y
         return constrain(y, "batch", "residual_seq", "embed")
 
 
@@ -125,17 +126,16 @@ class DecoderLayer(nnx.Module):
         self.mlp = GatedMLP(config, rngs=rngs)
 
     def __call__(self, x: Residual, context: DecoderContext, key: Key[Array, ""] | None) -> Residual:
-        attended = self.attention(_whole_sequence(self.attention_norm(x)), context)
+        attended = self.attention(self.attention_norm(x), context)
         x = x + self._drop(attended, context, key, ATTENTION_SITE)
-        return x + self._drop(self.mlp(_whole_sequence(self.mlp_norm(x))), context, key, MLP_SITE)
+        return x + self._drop(self.mlp(self.mlp_norm(x)), context, key, MLP_SITE)
 
     def _drop(self, y: Residual, context: DecoderContext, key: Key[Array, ""] | None, site: int) -> Residual:
         return y if key is None else dropout(y, self.config.dropout, key, site, context.rows)
 
 
-def _whole_sequence(x: Residual) -> Residual:
-    """Enters a tensor region, where the sequence is whole and heads or mlp are split."""
-    return constrain(x, "batch", "seq", "embed")
+def _weight(parameter: nnx.Param) -> tuple[Array, Axes]:
+    return parameter[...], parameter.axes
 
 
 def output_scale(config: DecoderConfig) -> float:

@@ -6,6 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxtrain.ops.flash_attention import flash_attention, why_not
+from jaxtrain.sharding import current_layout
+
 MINIMUM_QUERY_BLOCK = 64
 MAXIMUM_QUERY_BLOCKS = 16
 _MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)
@@ -26,6 +29,9 @@ def causal_attention(
     Queries are taken in static blocks; a block multiplies only with the keys that its last query may see, so the upper
     triangle is neither computed nor stored.
     """
+    layout = current_layout()
+    if layout is not None and layout.platform == "gpu" and why_not(q.dtype, q.shape[1], window) is None:
+        return flash_attention(q, k, v, segments, layout)
     rows, length, heads, head_dim = q.shape
     kv_heads = k.shape[2]
     grouped = q.reshape(rows, length, kv_heads, heads // kv_heads, head_dim)

@@ -15,13 +15,15 @@ def embed(
 ) -> Float[Array, "rows seq embed"]:
     """The table's rows at `ids`, as `dtype`, with the sharding of the residual stream.
 
-    The table (float32, vocab over `tensor`, embed over `fsdp`) is cast before it is gathered over `fsdp`. Each tensor
-    shard looks up the ids that it holds; the sum over shards leaves the sequence split over `tensor`. The gradient is
+    The table is float32, vocab over `tensor`, embed over `fsdp`; nobody gathers it. The ids are gathered over `fsdp`
+    instead: each device looks up its part of every row, and one all-to-all gives each device its own rows whole. Each
+    tensor shard looks up the ids that it holds; the sum over shards leaves the sequence split over `tensor`. So what
+    travels is as large as the device's part of the residual, where the table may be many times that. The gradient is
     added up in float32. The ids must lie in [0, vocab): the data pipeline has checked them.
     """
     layout = current_layout()
     if layout is None or layout.mesh.size == 1:
-        return _lookup(table, ids, table.shape[0], dtype, ())
+        return _lookup(table, ids, table.shape[0], dtype)
     return _embed_on_mesh(table, ids, dtype, layout)
 
 
@@ -30,13 +32,12 @@ def _embed_on_mesh(table: Array, ids: Array, dtype: jnp.dtype, layout: Layout) -
     batch = layout.split_axes(*BATCH_AXES)
 
     def local(table: Array, ids: Array) -> Array:
-        vocab = table.shape[0]
-        if not tensor:
-            return _lookup(table, ids, vocab, dtype, fsdp)
-        local_ids = ids - jax.lax.axis_index(tensor) * vocab
-        mine = (local_ids >= 0) & (local_ids < vocab)
-        rows = jnp.where(mine[..., None], _lookup(table, jnp.where(mine, local_ids, 0), vocab, dtype, fsdp), 0)
-        return jax.lax.psum_scatter(rows, tensor, scatter_dimension=1, tiled=True)
+        if fsdp:
+            ids = jax.lax.all_gather(ids, fsdp, axis=0, tiled=True)
+        rows = _rows_of_shard(table, ids, dtype, tensor)
+        if tensor:
+            rows = jax.lax.psum_scatter(rows, tensor, scatter_dimension=1, tiled=True)
+        return jax.lax.all_to_all(rows, fsdp, split_axis=0, concat_axis=2, tiled=True) if fsdp else rows
 
     return jax.shard_map(
         local,
@@ -47,26 +48,28 @@ def _embed_on_mesh(table: Array, ids: Array, dtype: jnp.dtype, layout: Layout) -
     )(table, ids)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def _lookup(table: Array, ids: Array, vocab: int, dtype: jnp.dtype, fsdp: tuple[str, ...]) -> Array:
-    """The rows at `ids` of this device's part of the table, whole over `fsdp`."""
-    if not fsdp:
-        return table[ids].astype(dtype)
-    return jax.lax.all_gather(table.astype(dtype), fsdp, axis=1, tiled=True)[ids]
+def _rows_of_shard(table: Array, ids: Array, dtype: jnp.dtype, tensor: tuple[str, ...]) -> Array:
+    """The rows at `ids` that this tensor shard holds, and zeros for the others."""
+    vocab = table.shape[0]
+    if not tensor:
+        return _lookup(table, ids, vocab, dtype)
+    local_ids = ids - jax.lax.axis_index(tensor) * vocab
+    mine = (local_ids >= 0) & (local_ids < vocab)
+    return jnp.where(mine[..., None], _lookup(table, jnp.where(mine, local_ids, 0), vocab, dtype), 0)
 
 
-def _lookup_forward(
-    table: Array, ids: Array, vocab: int, dtype: jnp.dtype, fsdp: tuple[str, ...]
-) -> tuple[Array, Array]:
-    return _lookup(table, ids, vocab, dtype, fsdp), ids
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _lookup(table: Array, ids: Array, vocab: int, dtype: jnp.dtype) -> Array:
+    return table[ids].astype(dtype)
 
 
-def _lookup_backward(
-    vocab: int, dtype: jnp.dtype, fsdp: tuple[str, ...], ids: Array, gradient: Array
-) -> tuple[Array, None]:
+def _lookup_forward(table: Array, ids: Array, vocab: int, dtype: jnp.dtype) -> tuple[Array, Array]:
+    return _lookup(table, ids, vocab, dtype), ids
+
+
+def _lookup_backward(vocab: int, dtype: jnp.dtype, ids: Array, gradient: Array) -> tuple[Array, None]:
     # Derived by JAX, this sum would have the rows' dtype: in bfloat16 a frequent token's gradient stops growing.
-    total = jnp.zeros((vocab, gradient.shape[-1]), jnp.float32).at[ids].add(gradient.astype(jnp.float32))
-    return jax.lax.psum_scatter(total, fsdp, scatter_dimension=1, tiled=True) if fsdp else total, None
+    return jnp.zeros((vocab, gradient.shape[-1]), jnp.float32).at[ids].add(gradient.astype(jnp.float32)), None
 
 
 _lookup.defvjp(_lookup_forward, _lookup_backward)

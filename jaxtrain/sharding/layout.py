@@ -28,6 +28,12 @@ class Layout:
         """The standard rules on `mesh`."""
         return cls(mesh, PARAMETER_RULES, ACTIVATION_RULES)
 
+    @property
+    def platform(self) -> str:
+        """`cpu`, `gpu` or `tpu`: what the devices of the mesh are, present or not."""
+        platform: str = self.mesh.devices.flat[0].platform
+        return "gpu" if platform == "cuda" else platform
+
     def size(self, *mesh_axes: str) -> int:
         """How many devices the given mesh axes span."""
         product = 1

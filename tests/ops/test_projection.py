@@ -1,0 +1,65 @@
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxtrain.ops.projection import enter, leave
+from jaxtrain.sharding import Layout, use_layout
+from tests.runs import make_layout
+
+ROWS, SEQUENCE, EMBED, HEADS, HEAD_DIM, MLP = 8, 8, 16, 4, 2, 12
+QUERY, UP, OUTPUT = ("embed", "heads", "head_dim"), ("embed", "mlp"), ("heads", "head_dim", "embed")
+MESHES = {
+    "data=8": {"data": 8},
+    "fsdp=8": {"fsdp": 8},
+    "tensor=4": {"tensor": 4},
+    "2×2×2": {"data": 2, "fsdp": 2, "tensor": 2},
+}
+
+
+def whole_sequence_layout(**sizes: int) -> Layout:
+    layout = make_layout(**sizes)
+    return replace(layout, activation_rules={**layout.activation_rules, "residual_seq": ()})
+
+
+def operands() -> dict[str, jax.Array]:
+    shapes = {"x": (ROWS, SEQUENCE, EMBED), "query": (EMBED, HEADS, HEAD_DIM), "up": (EMBED, MLP)}
+    shapes["output"] = (HEADS, HEAD_DIM, EMBED)
+    keys = jax.random.split(jax.random.key(0), len(shapes))
+    return {name: jax.random.normal(key, shape) for (name, shape), key in zip(shapes.items(), keys, strict=True)}
+
+
+def through_a_tensor_region(operands: dict[str, jax.Array]) -> jax.Array:
+    q, up = enter(operands["x"], (operands["query"], QUERY), (operands["up"], UP))
+    y = leave(jnp.tanh(q) * up.sum(-1)[:, :, None, None], operands["output"], OUTPUT)
+    return (jnp.sin(y) * jnp.arange(y.size).reshape(y.shape) / y.size).sum()
+
+
+def value_and_gradients(layout: Layout | None) -> tuple[jax.Array, dict[str, jax.Array]]:
+    function = jax.value_and_grad(through_a_tensor_region)
+    if layout is None:
+        return function(operands())
+    with use_layout(layout):
+        return jax.jit(function)(operands())
+
+
+@pytest.mark.parametrize("make", [make_layout, whole_sequence_layout], ids=["sequence split", "sequence whole"])
+@pytest.mark.parametrize("sizes", MESHES.values(), ids=MESHES)
+def test_value_and_gradients_are_those_of_plain_products_on_every_mesh(make, sizes):
+    value, gradients = value_and_gradients(make(**sizes))
+    plain_value, plain = value_and_gradients(None)
+    np.testing.assert_allclose(value, plain_value, rtol=1e-5)
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(gradient, plain[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_weights_and_residual_travel_in_their_own_dtype_and_the_residual_once():
+    layout = make_layout(fsdp=2, tensor=4)
+    halves = jax.tree.map(lambda array: array.astype(jnp.bfloat16), operands())
+    with use_layout(layout):
+        jaxpr = str(jax.make_jaxpr(through_a_tensor_region)(halves))
+    gathers = [line for line in jaxpr.splitlines() if "all_gather[" in line or "= all_gather" in line]
+    assert len(gathers) == 1 + 3, "the residual, and each weight"
+    assert all("bf16" in line.split("=")[0] for line in gathers)
