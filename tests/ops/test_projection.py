@@ -28,7 +28,7 @@ def operands() -> dict[str, jax.Array]:
     shapes = {"x": (ROWS, SEQUENCE, EMBED), "query": (EMBED, HEADS, HEAD_DIM), "up": (EMBED, MLP)}
     shapes["output"] = (HEADS, HEAD_DIM, EMBED)
     keys = jax.random.split(jax.random.key(0), len(shapes))
-    return {name: jax.random.normal(key, shape) for (name, shape), key in zip(shapes.items(), keys, strict=True)}
+    return {name: jax.random.normal(key, shape) / 4 for (name, shape), key in zip(shapes.items(), keys, strict=True)}
 
 
 def through_a_tensor_region(operands: dict[str, jax.Array]) -> jax.Array:
