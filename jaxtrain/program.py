@@ -18,6 +18,7 @@ from jaxtrain.config import Config, check_layout, resolve_mesh
 from jaxtrain.gradient import Gradient, accumulated_gradient, cast_for_compute, plain_gradient
 from jaxtrain.models.language import LanguageTask
 from jaxtrain.models.parameters import ParameterInfo, describe, named_leaves, path_name, unbox
+from jaxtrain.models.remat import Remat, refuse_unknown_names
 from jaxtrain.models.task import Task
 from jaxtrain.optimizer import make_optimizer, schedule_inputs
 from jaxtrain.sharding import BATCH_AXES, Layout, make_mesh, use_layout
@@ -99,7 +100,12 @@ MATMUL_PRECISION = {"float32": "highest", "bfloat16": "default"}
 
 def make_task(config: Config) -> Task:
     """The task that the config's `model` and `data` describe."""
-    return LanguageTask(config.model, config.data.sequence, jnp.dtype(config.precision), config.remat)
+    return LanguageTask(config.model, config.data.sequence, jnp.dtype(config.precision), remat_of(config))
+
+
+def remat_of(config: Config) -> Remat:
+    """What the config keeps of each layer for the backward pass."""
+    return Remat(config.remat, config.remat_save, config.remat_offload)
 
 
 def build(config: Config, devices: Sequence[jax.Device]) -> Program:
@@ -134,6 +140,8 @@ def build(config: Config, devices: Sequence[jax.Device]) -> Program:
         train_step=on(train_step, out_shardings=(shardings, layout.replicated()), donate_argnums=0),
         eval_step=on(make_eval_step(task, cast), out_shardings=layout.replicated()),
     )
+    if config.remat == "named":
+        refuse_unknown_names(remat_of(config), on(train_step), state, batch, program.abstract_inputs())
     refuse_silent_replication(program.parameter_table(), axis_sizes, config.sharding.allow_replicated)
     return program
 

@@ -55,6 +55,8 @@ Count = Annotated[int, Field(le=2**31 - 1)]
 """A number that devices count with: int32."""
 Seconds = Annotated[int, Field(le=2_000_000)]
 """A time limit: as milliseconds it is still an int32."""
+Names = Annotated[tuple[str, ...], Strict(False)]
+"""A list of names."""
 Address = Annotated[str, AfterValidator(_filled_in)]
 
 

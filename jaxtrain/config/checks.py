@@ -32,6 +32,7 @@ def check(config: Config, origins: Mapping[str, str] | None = None) -> None:
         *_heads(config),
         *_rope(config),
         *_length(config),
+        *_remat(config),
         *_warmup(config, config.steps),
         *_mesh(config.mesh),
         *_data(config),
@@ -112,6 +113,22 @@ def _length(config: Config) -> Iterator[Problem]:
             ("steps", "data.epochs"),
             "the run has no end: steps=null and data.epochs=null; set steps, or data.epochs to let the data set it",
         )
+
+
+def _remat(config: Config) -> Iterator[Problem]:
+    named = {"remat_save": config.remat_save, "remat_offload": config.remat_offload}
+    if config.remat != "named":
+        for key, names in named.items():
+            if names:
+                yield Problem(
+                    (key, "remat"), f"{key} is given, but remat={config.remat} keeps nothing by name; set remat: named"
+                )
+    elif not any(named.values()):
+        yield Problem(
+            ("remat",), "remat=named without remat_save or remat_offload keeps nothing; name tensors, or use full"
+        )
+    if twice := sorted(set(config.remat_save) & set(config.remat_offload)):
+        yield Problem(tuple(named), f"remat_save and remat_offload both name {', '.join(twice)}; keep it in one place")
 
 
 def _warmup(config: Config, steps: int | None) -> Iterator[Problem]:

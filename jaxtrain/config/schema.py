@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 from pydantic import PrivateAttr
 
-from jaxtrain.config.base import Address, Count, LocalPath, Seconds, Section, section, setting
+from jaxtrain.config.base import Address, Count, LocalPath, Names, Seconds, Section, section, setting
 from jaxtrain.config.data import DataConfig
 from jaxtrain.config.model import DecoderConfig
 from jaxtrain.config.optimizer import AdamWConfig, OptimizerConfig
@@ -87,9 +87,14 @@ class Config(Section):
         False, "Bit-identical repeats on GPUs, at some cost in speed; on CPUs they are anyway.", may_change=True
     )
     resume: bool = setting(True, "Go on with a run that run_dir holds; false: refuse such a run_dir.", may_change=True)
-    remat: Literal["none", "full"] = setting(
-        "none", "Layer activations that the backward pass computes again instead of storing.", may_change=True
+    remat: Literal["none", "full", "dots", "named"] = setting(
+        "none",
+        "How much of a layer is computed again in the backward pass: nothing; all but its input; all but the results "
+        "of matrix products with weights; all but what remat_save and remat_offload name.",
+        may_change=True,
     )
+    remat_save: Names = setting((), "Tensors that remat: named keeps on the device.", may_change=True)
+    remat_offload: Names = setting((), "Tensors that remat: named keeps in the host's pinned memory.", may_change=True)
     non_finite: Literal["stop", "skip"] = setting(
         "stop", "A loss or gradient that is not finite ends the run, or skips the update.", may_change=True
     )

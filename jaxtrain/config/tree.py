@@ -95,16 +95,21 @@ def _walk(variants: Variants, prefix: str) -> Iterator[Key]:
         for name, field in cls.model_fields.items():
             below = variants_of(field)
             extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-            default = _default_path(field.default) if isinstance(field.default, Path) else field.default
-            yield Key(prefix + name, bool(below.classes), bool(extra.get("may_change_on_resume")), default)
+            yield Key(
+                prefix + name, bool(below.classes), bool(extra.get("may_change_on_resume")), _plain(field.default)
+            )
             yield from _walk(below, f"{prefix}{name}.")
 
 
-def _default_path(path: Path) -> str:
+def _plain(default: Any) -> Any:
+    if isinstance(default, tuple):
+        return list(default)
+    if not isinstance(default, Path):
+        return default
     try:
-        return str(expand_home(path))
+        return str(expand_home(default))
     except ValueError:
-        return str(path)
+        return str(default)
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, Key
 
 from jaxtrain.config import DecoderConfig, RopeScaling
@@ -81,8 +82,9 @@ class Attention(nnx.Module):
         if config.qk_norm:
             q, k = self.query_norm(q), self.key_norm(k)
         q, k = rotate(q, context), rotate(k, context)
+        q, k, v = checkpoint_name(q, "query"), checkpoint_name(k, "key"), checkpoint_name(v, "value")
         mixed = causal_attention(q, k, v, context.segments, config.window)
-        mixed = constrain(mixed, "batch", "seq", "heads", "head_dim")
+        mixed = checkpoint_name(constrain(mixed, "batch", "seq", "heads", "head_dim"), "attention")
         y = leave(mixed, *_weight(self.output))
         y = y + self.output_bias[...] if config.bias == "all" else y
         return constrain(y, "batch", "residual_seq", "embed")
@@ -109,7 +111,8 @@ class GatedMLP(nnx.Module):
         gate, up = enter(x, _weight(self.gate), _weight(self.up))
         if with_bias:
             gate, up = gate + self.gate_bias[...], up + self.up_bias[...]
-        hidden = constrain(activation(gate) * up, "batch", "seq", "mlp")
+        gate, up = checkpoint_name(gate, "gate"), checkpoint_name(up, "up")
+        hidden = checkpoint_name(constrain(activation(gate) * up, "batch", "seq", "mlp"), "hidden")
         y = leave(hidden, *_weight(self.down))
         y = y + self.down_bias[...] if with_bias else y
         return constrain(y, "batch", "residual_seq", "embed")
@@ -127,7 +130,7 @@ class DecoderLayer(nnx.Module):
 
     def __call__(self, x: Residual, context: DecoderContext, key: Key[Array, ""] | None) -> Residual:
         attended = self.attention(self.attention_norm(x), context)
-        x = x + self._drop(attended, context, key, ATTENTION_SITE)
+        x = checkpoint_name(x + self._drop(attended, context, key, ATTENTION_SITE), "residual")
         return x + self._drop(self.mlp(self.mlp_norm(x)), context, key, MLP_SITE)
 
     def _drop(self, y: Residual, context: DecoderContext, key: Key[Array, ""] | None, site: int) -> Residual:

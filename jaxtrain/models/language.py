@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int, Key
 from jaxtrain.config import DecoderConfig
 from jaxtrain.models.decoder import EMBED_SITE, DecoderContext, DecoderLayer, RMSNorm, rotary_angles
 from jaxtrain.models.parameters import normal, parameter, stack
+from jaxtrain.models.remat import KEEP_ALL, Remat
 from jaxtrain.models.task import (
     AbstractBatch,
     ArraySpec,
@@ -58,7 +59,7 @@ class LanguageTask:
     config: DecoderConfig
     sequence: int
     compute_dtype: Any = jnp.float32
-    remat: Literal["none", "full"] = "none"
+    remat: Remat = KEEP_ALL
 
     @property
     def layer_count(self) -> int:

@@ -7,11 +7,13 @@ methods is as good as ours.
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
+
+from jaxtrain.models.remat import Remat, checkpointed
 
 Params = Any
 """Nested dictionaries of float32 arrays."""
@@ -140,8 +142,8 @@ class Staged(Task, Protocol):
 
     @property
     @abstractmethod
-    def remat(self) -> Literal["none", "full"]:
-        """What the backward pass computes again instead of reading it from memory."""
+    def remat(self) -> Remat:
+        """What of a layer the backward pass finds in memory."""
         ...
 
     @abstractmethod
@@ -170,8 +172,7 @@ def run_layers(
 ) -> tuple[Carry, Sums]:
     """The carry after all layers, and the layers' auxiliary sums added up.
 
-    Layers are scanned, so that compile time doesn't grow with depth. Layer i gets `fold_in(key, i + 1)`. With remat
-    `full` only the carry between layers is kept for the backward pass.
+    Layers are scanned, so that compile time doesn't grow with depth. Layer i gets `fold_in(key, i + 1)`.
     """
 
     def body(carry: Carry, xs: tuple[Params, jax.Array]) -> tuple[Carry, Sums]:
@@ -179,9 +180,8 @@ def run_layers(
         layer_key = None if key is None else jax.random.fold_in(key, index + 1)
         return task.layer(layer_params, carry, context, layer_key)
 
-    if task.remat == "full":
-        body = jax.checkpoint(body, prevent_cse=False)
-    carry, sums = jax.lax.scan(body, carry, (params["layers"], jnp.arange(task.layer_count)))
+    layers = (params["layers"], jnp.arange(task.layer_count))
+    carry, sums = jax.lax.scan(checkpointed(body, task.remat), carry, layers)
     return carry, jax.tree.map(lambda stacked: stacked.sum(0), sums)
 
 

@@ -19,10 +19,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from jaxtrain.sharding import BATCH_AXES, Layout, current_layout
+
+PROJECTION = "projection"
+"""What rematerialisation calls the results: a policy that keeps matrix products can't see into a custom gradient."""
 
 Axes = tuple[str | None, ...]
 """The logical axes of a weight."""
@@ -34,17 +38,18 @@ def enter(
     """x · w for each weight w [embed, …]: from the residual stream into a tensor region."""
     layout = current_layout()
     if layout is None or layout.mesh.size == 1:
-        return tuple(jnp.tensordot(x, weight, axes=1) for weight, _ in weights)
+        return tuple(checkpoint_name(jnp.tensordot(x, weight, axes=1), PROJECTION) for weight, _ in weights)
     border = _Border.of(layout, x.shape)
     specs = tuple(_weight_spec(layout, weight, axes) for weight, axes in weights)
     outputs = tuple(PartitionSpec(border.batch or None, None, *spec[1:]) for spec in specs)
-    return jax.shard_map(
+    results = jax.shard_map(
         lambda x, *local: _enter(x, local, border),
         mesh=layout.mesh,
         in_specs=(border.residual, *specs),
         out_specs=outputs,
         check_vma=False,
     )(x, *(weight for weight, _ in weights))
+    return tuple(checkpoint_name(result, PROJECTION) for result in results)
 
 
 def leave(
@@ -53,16 +58,17 @@ def leave(
     """x · w for a weight w […, embed]: out of a tensor region into the residual stream, summed over the shards."""
     layout = current_layout()
     if layout is None or layout.mesh.size == 1:
-        return jnp.tensordot(x, weight, axes=weight.ndim - 1)
+        return checkpoint_name(jnp.tensordot(x, weight, axes=weight.ndim - 1), PROJECTION)
     border = _Border.of(layout, (*x.shape[:2], weight.shape[-1]))
     spec = _weight_spec(layout, weight, axes)
-    return jax.shard_map(
+    result = jax.shard_map(
         lambda x, local: _leave(x, local, border),
         mesh=layout.mesh,
         in_specs=(PartitionSpec(border.batch or None, None, *spec[:-1]), spec),
         out_specs=border.residual,
         check_vma=False,
     )(x, weight)
+    return checkpoint_name(result, PROJECTION)
 
 
 @dataclass(frozen=True)

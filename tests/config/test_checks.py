@@ -260,3 +260,24 @@ def test_a_mesh_that_does_not_fit_the_devices_is_refused(mesh: dict[str, int], d
 def test_a_mesh_that_does_not_fit_is_placed_where_it_was_written() -> None:
     with pytest.raises(ConfigError, match=r"^c.yml:4: mesh.data=16 needs 16 devices"):
         resolve_mesh(MeshConfig(data=16), 8, {"mesh.data": "c.yml:4"})
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"remat_save": ["query"]},
+            "remat_save is given, but remat=none keeps nothing by name; set remat: named",
+        ),
+        (
+            {"remat": "named"},
+            "remat=named without remat_save or remat_offload keeps nothing; name tensors, or use full",
+        ),
+        (
+            {"remat": "named", "remat_save": ["query", "key"], "remat_offload": ["query"]},
+            "remat_save and remat_offload both name query; keep it in one place",
+        ),
+    ],
+)
+def test_tensors_are_named_where_that_does_something_and_once(sections, message):
+    assert refusal(config(**sections)) == [message]

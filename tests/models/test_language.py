@@ -1,5 +1,4 @@
 import functools
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -75,27 +74,6 @@ def test_each_layer_draws_its_own_dropout_mask() -> None:
     twice, _ = run_layers(task, {"layers": stacked}, carry, context, KEY)
     by_hand = task.layer(layer, with_same_weights[0], context, jax.random.fold_in(KEY, 2))[0]
     np.testing.assert_allclose(twice, by_hand, rtol=1e-5, atol=1e-5)
-
-
-def test_full_rematerialisation_gives_the_same_loss_and_gradients() -> None:
-    batch, params = make_batch(), params_of(TASK)
-
-    def gradients(task: LanguageTask) -> Any:
-        return jax.jit(jax.value_and_grad(lambda params: task.losses(params, batch, KEY)["cross_entropy"]))(params)
-
-    stored, recomputed = gradients(TASK), gradients(replace(TASK, remat="full"))
-    for a, b in zip(jax.tree.leaves(stored), jax.tree.leaves(recomputed), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6 * np.abs(a).max())
-
-
-def test_full_rematerialisation_keeps_only_the_carry_of_each_layer() -> None:
-    batch, params = make_batch(), params_of(TASK)
-
-    def kept(task: LanguageTask) -> int:
-        _, vjp = jax.eval_shape(lambda p: jax.vjp(lambda p: task.losses(p, batch, KEY)["cross_entropy"], p), params)
-        return sum(leaf.size for leaf in jax.tree.leaves(vjp))
-
-    assert kept(replace(TASK, remat="full")) < 0.6 * kept(TASK)
 
 
 def test_denominators_are_the_counted_weights_and_never_zero() -> None:
