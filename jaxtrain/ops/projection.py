@@ -13,6 +13,7 @@ The split of the sequence between regions is Megatron's sequence parallelism (ar
 """
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,10 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from jaxtrain.sharding import BATCH_AXES, Layout, current_layout
+
+MAXIMUM_PARTS = 4
+SMALLEST_PART = 2048
+"""Tokens. Products of fewer lose more than hiding what is sent can win."""
 
 PROJECTION = "projection"
 """What rematerialisation calls the results: a policy that keeps matrix products can't see into a custom gradient."""
@@ -80,19 +85,23 @@ class _Border:
         fsdp: those of them that split a weight's `embed`.
         tensor: split the heads or mlp.
         sequence: those of them that split the residual's sequence; () where each tensor shard holds it whole.
+        parts: of a device's rows, so that what is sent of one hides behind the products of another.
     """
 
     batch: tuple[str, ...]
     fsdp: tuple[str, ...]
     tensor: tuple[str, ...]
     sequence: tuple[str, ...]
+    parts: int
 
     @classmethod
     def of(cls, layout: Layout, residual_shape: Sequence[int]) -> "_Border":
         spec = layout.activation(("batch", "residual_seq", "embed"), residual_shape, "residual").spec
-        return cls(
-            layout.split_axes(*BATCH_AXES), layout.split_axes("fsdp"), layout.split_axes("tensor"), _names(spec[1])
-        )
+        tensor = layout.split_axes("tensor")
+        rows, length = residual_shape[0] // layout.size(*BATCH_AXES), residual_shape[1]
+        parts = math.gcd(rows, MAXIMUM_PARTS) if tensor else 1
+        parts = parts if rows * length >= parts * SMALLEST_PART else 1
+        return cls(layout.split_axes(*BATCH_AXES), layout.split_axes("fsdp"), tensor, _names(spec[1]), parts)
 
     @property
     def residual(self) -> PartitionSpec:
@@ -118,8 +127,9 @@ class _Border:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _enter(x: Array, weights: tuple[Array, ...], border: _Border) -> tuple[Array, ...]:
-    x = border.whole_sequence(x)
-    return tuple(jnp.tensordot(x, border.whole_weight(weight, 0), axes=1) for weight in weights)
+    whole = tuple(border.whole_weight(weight, 0) for weight in weights)
+    parts = [border.whole_sequence(part) for part in jnp.split(x, border.parts)]
+    return tuple(jnp.concatenate([jnp.tensordot(part, weight, axes=1) for part in parts]) for weight in whole)
 
 
 def _enter_forward(x: Array, weights: tuple[Array, ...], border: _Border) -> tuple[tuple[Array, ...], tuple]:
@@ -128,16 +138,18 @@ def _enter_forward(x: Array, weights: tuple[Array, ...], border: _Border) -> tup
 
 def _enter_backward(border: _Border, kept: tuple, gradients: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...]]:
     x, weights = kept
-    whole_x = border.whole_sequence(x)
-    gradient_x = jnp.zeros(whole_x.shape, x.dtype)
-    for gradient, weight in zip(gradients, weights, strict=True):
-        gradient_x += _times_transposed(gradient, border.whole_weight(weight, 0), 1)
+    whole = tuple(border.whole_weight(weight, 0) for weight in weights)
+    whole_x = jnp.concatenate([border.whole_sequence(part) for part in jnp.split(x, border.parts)])
+    parts = []
+    for some in zip(*(jnp.split(gradient, border.parts) for gradient in gradients), strict=True):
+        products = [_times_transposed(gradient, weight, 1) for gradient, weight in zip(some, whole, strict=True)]
+        part = functools.reduce(jnp.add, products)
+        # Where the sequence is not split, x is the same on each tensor shard, and `shard_map` sums its gradient.
+        parts.append(border.summed_over_tensor(part) if border.sequence else part)
     local = tuple(
         _outer(whole_x, gradient).astype(weight.dtype) for gradient, weight in zip(gradients, weights, strict=True)
     )
-    # Where the sequence is not split, x is the same on each tensor shard, and `shard_map` sums its gradient.
-    gradient_x = border.summed_over_tensor(gradient_x) if border.sequence else gradient_x
-    return gradient_x, tuple(border.scattered(each, 0) for each in local)
+    return jnp.concatenate(parts), tuple(border.scattered(each, 0) for each in local)
 
 
 _enter.defvjp(_enter_forward, _enter_backward)
@@ -146,7 +158,8 @@ _enter.defvjp(_enter_forward, _enter_backward)
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _leave(x: Array, weight: Array, border: _Border) -> Array:
     whole = border.whole_weight(weight, weight.ndim - 1)
-    return border.summed_over_tensor(jnp.tensordot(x, whole, axes=weight.ndim - 1))
+    parts = [jnp.tensordot(part, whole, axes=weight.ndim - 1) for part in jnp.split(x, border.parts)]
+    return jnp.concatenate([border.summed_over_tensor(part) for part in parts])
 
 
 def _leave_forward(x: Array, weight: Array, border: _Border) -> tuple[Array, tuple[Array, Array]]:
@@ -155,11 +168,13 @@ def _leave_forward(x: Array, weight: Array, border: _Border) -> tuple[Array, tup
 
 def _leave_backward(border: _Border, kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
     x, weight = kept
-    # Of a result that all tensor shards share, `shard_map` hands each its part of the gradient.
-    gradient = border.whole_sequence(gradient) if border.sequence else border.summed_over_tensor(gradient)
     last = weight.ndim - 1
-    gradient_x = _times_transposed(gradient, border.whole_weight(weight, last), last).astype(x.dtype)
-    gradient_x, local = _both_now(gradient_x, _outer(x, gradient).astype(weight.dtype))
+    whole = border.whole_weight(weight, last)
+    # Of a result that all tensor shards share, `shard_map` hands each its part of the gradient.
+    combine = border.whole_sequence if border.sequence else border.summed_over_tensor
+    parts = [combine(part) for part in jnp.split(gradient, border.parts)]
+    gradient_x = jnp.concatenate([_times_transposed(part, whole, last) for part in parts])
+    gradient_x, local = _both_now(gradient_x.astype(x.dtype), _outer(x, jnp.concatenate(parts)).astype(weight.dtype))
     return gradient_x, border.scattered(local, last)
 
 

@@ -17,7 +17,8 @@ from tests.sizes import PARAMETERS
 CONFIGS = Path(__file__).parents[2] / "configs"
 SHIPPED = sorted(CONFIGS.glob("*.yml"))
 MAY_CHANGE = {
-    "log_every", "microbatch", "compile_cache", "resume", "remat", "remat_save", "remat_offload", "run_dir", "deterministic", "non_finite",
+    "log_every", "microbatch", "compile_cache", "resume", "remat", "remat_save",
+    "remat_offload", "run_dir", "deterministic", "non_finite",
     "data.dir", "data.workers", "data.prefetch", "data.log_rows", "data.source", "model.loss.chunk",
 }  # fmt: skip
 SECTIONS_THAT_MAY_CHANGE = {"mesh", "sharding", "distributed", "eval", "checkpoint"}

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxtrain.ops import projection
 from jaxtrain.ops.projection import enter, leave
 from jaxtrain.sharding import Layout, use_layout
 from tests.runs import make_layout
@@ -53,6 +54,23 @@ def test_value_and_gradients_are_those_of_plain_products_on_every_mesh(make, siz
     np.testing.assert_allclose(value, plain_value, rtol=1e-5)
     for name, gradient in gradients.items():
         np.testing.assert_allclose(gradient, plain[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("sizes", [{"tensor": 4}, {"fsdp": 2, "tensor": 2}], ids=str)
+def test_rows_in_parts_give_the_same(sizes, monkeypatch):
+    whole_value, whole = value_and_gradients(make_layout(**sizes))
+    monkeypatch.setattr(projection, "SMALLEST_PART", 1)
+    value, gradients = value_and_gradients(make_layout(**sizes))
+    np.testing.assert_allclose(value, whole_value, rtol=1e-6)
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(gradient, whole[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_each_part_is_gathered_by_itself(monkeypatch):
+    monkeypatch.setattr(projection, "SMALLEST_PART", 1)
+    with use_layout(make_layout(fsdp=2, tensor=4)):
+        jaxpr = str(jax.make_jaxpr(through_a_tensor_region)(operands()))
+    assert len([line for line in jaxpr.splitlines() if "= all_gather" in line]) == 4 + 3, "4 parts of a row, 3 weights"
 
 
 def test_weights_and_residual_travel_in_their_own_dtype_and_the_residual_once():
