@@ -3,9 +3,15 @@
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
-from tests.runs import ROOT, environment, write_tiny
+import pytest
+
+from jaxtrain.runtime import cpu_devices
+from tests.runs import ROOT, environment, tiny_config, write_tiny
+
+ENVIRONMENT = environment(2)
 
 CHILD = """
 import json, sys
@@ -14,17 +20,17 @@ from jaxtrain.config import load
 runtime.configure(load(sys.argv[1], sys.argv[2:]))
 import os, jax
 print(json.dumps({
-    "flags": os.environ["XLA_FLAGS"].split(),
+    "flags": os.environ.get("XLA_FLAGS", "").split(),
     "cache": jax.config.jax_compilation_cache_dir if jax.config.jax_enable_compilation_cache else None,
     "devices": jax.device_count(),
 }))
 """
 
 
-def configured(folder: Path, *overrides: str) -> dict[str, object]:
+def configured(folder: Path, *overrides: str, environment: Mapping[str, str] = ENVIRONMENT) -> dict[str, object]:
     config = write_tiny(folder, folder / "data")
     command = [sys.executable, "-c", CHILD, str(config), *overrides]
-    output = subprocess.run(command, env=environment(2), cwd=ROOT, text=True, capture_output=True, check=True).stdout
+    output = subprocess.run(command, env=environment, cwd=ROOT, text=True, capture_output=True, check=True).stdout
     result = json.loads(output)
     assert isinstance(result, dict)
     return result
@@ -38,7 +44,33 @@ def test_deterministic_adds_its_flag_to_those_of_the_user(tmp_path: Path) -> Non
 
 
 def test_without_a_compile_cache_there_is_none_even_where_the_environment_names_one(tmp_path: Path) -> None:
-    assert "JAX_COMPILATION_CACHE_DIR" in environment(2)
+    assert "JAX_COMPILATION_CACHE_DIR" in ENVIRONMENT
     told = configured(tmp_path, "compile_cache=null")
     assert told["cache"] is None
     assert told["flags"] == ["--xla_force_host_platform_device_count=2"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "cores", "devices"),
+    [
+        ([], 2, 2),
+        ([], 6, 4),  # of 8 rows
+        (["eval.batch=6"], 8, 2),
+        (["microbatch=4"], 8, 2),
+        (["mesh.tensor=2"], 8, 1),
+        (["mesh.data=1"], 8, 1),
+        (["cpu_devices=8", "mesh.tensor=2"], 2, 8),
+        (["distributed.coordinator=host:1234", "distributed.processes=2", "distributed.process_id=0"], 8, 1),
+    ],
+)
+def test_the_default_mesh_has_a_device_for_each_core_as_far_as_they_divide_the_batches(
+    overrides: list[str], cores: int, devices: int, tmp_path: Path
+) -> None:
+    config = tiny_config(tmp_path, tmp_path / "data", *overrides)
+    assert cpu_devices(config, cores) == devices
+
+
+def test_jax_makes_the_devices_unless_the_environment_has_decided(tmp_path: Path) -> None:
+    assert configured(tmp_path, "cpu_devices=3")["devices"] == 2
+    undecided = {name: value for name, value in ENVIRONMENT.items() if name != "XLA_FLAGS"}
+    assert configured(tmp_path, "cpu_devices=3", environment=undecided)["devices"] == 3

@@ -101,6 +101,13 @@ class Config(Section):
     compile_cache: LocalPath | None = setting(
         Path("~/.cache/jaxtrain/compile"), "Directory of compiled programs; null: none.", may_change=True
     )
+    cpu_devices: Count | None = setting(
+        None,
+        "Devices that JAX makes of the processor; null: one a core, as far as they divide the batch, on the default "
+        "mesh.",
+        may_change=True,
+        gt=0,
+    )
     mesh: MeshConfig = section(MeshConfig, "The device mesh.")
     sharding: ShardingConfig = section(ShardingConfig, "Rules for spreading parameters over the mesh.")
     model: DecoderConfig = section(DecoderConfig, "The model.")

@@ -17,7 +17,7 @@ from tests.sizes import PARAMETERS
 CONFIGS = Path(__file__).parents[2] / "configs"
 SHIPPED = sorted(CONFIGS.glob("*.yml"))
 MAY_CHANGE = {
-    "log_every", "microbatch", "compile_cache", "resume", "remat", "remat_save",
+    "log_every", "microbatch", "compile_cache", "cpu_devices", "resume", "remat", "remat_save",
     "remat_offload", "run_dir", "deterministic", "non_finite",
     "data.dir", "data.workers", "data.prefetch", "data.log_rows", "data.source", "model.loss.chunk",
 }  # fmt: skip
