@@ -12,7 +12,7 @@ import jax
 
 from jaxtrain import distributed
 from jaxtrain.checkpoint import Checkpointer, Meta
-from jaxtrain.config import Config, check_steps, flat, keys
+from jaxtrain.config import Config, check_steps, keys, value_at
 from jaxtrain.data import ROW_IDS, HostBatches, Order, host_batches
 from jaxtrain.errors import CheckpointError, ConfigError, DataError, NonFiniteError, refusing_os_errors
 from jaxtrain.evaluation import Evaluator
@@ -20,7 +20,8 @@ from jaxtrain.placement import Placement
 from jaxtrain.program import Program, build
 from jaxtrain.recorder import Recorder
 from jaxtrain.run_directory import RunDirectory, refuse_foreign_run
-from jaxtrain.training_data import TrainingData, open_data
+from jaxtrain.telemetry.utilisation import model_flops_utilisation, peak_flops
+from jaxtrain.training_data import TrainingData, open_data, refuse_other_fields
 
 MOST_SKIPPED_IN_A_ROW = 100
 """With `non_finite: skip`; the state is unchanged meanwhile, so more would follow without end."""
@@ -40,6 +41,7 @@ def run(config: Config, devices: Sequence[jax.Device]) -> None:
     program = build(config, devices)
     with distributed.together("open the data set"):
         data = open_data(config)
+        refuse_other_fields(data, program.batch)
     total_steps = planned_steps(config, data)
     directory = RunDirectory(config.run_dir)
     with Recorder(directory, config, total_steps) as recorder:
@@ -70,12 +72,19 @@ def run(config: Config, devices: Sequence[jax.Device]) -> None:
 
 def refuse_other_configs(config: Config) -> None:
     """Raises where the processes of this run were not started with the same config."""
-    values = flat(config.to_dict())
-    names = [name for name, key in keys().items() if not key.is_section and not name.startswith(_OF_ONE_PROCESS)]
-    differing = distributed.differing([zlib.crc32(repr(values.get(name)).encode()) for name in names])
+    values = _compared_values(config)
+    differing = distributed.differing([zlib.crc32(repr(value).encode()) for value in values.values()])
     if differing:
-        here = ", ".join(f"{names[index]}={values.get(names[index])}" for index in differing)
+        names = list(values)
+        here = ", ".join(f"{names[index]}={values[names[index]]}" for index in differing)
         raise ConfigError(f"the processes were started with different configs (here: {here}); give all the same")
+
+
+def _compared_values(config: Config) -> dict[str, Any]:
+    """What must be the same in all processes; as many entries in each, whatever its config."""
+    values = {name: value_at(config, name) for name, key in keys().items() if not key.is_section}
+    values |= {name: getattr(getattr(config, name), "own_keys", None) for name in ("model", "data")}
+    return {name: value for name, value in values.items() if not name.startswith(_OF_ONE_PROCESS)}
 
 
 def refuse_other_checkpoints(checkpointer: Checkpointer, newest: Meta | None) -> None:
@@ -117,13 +126,11 @@ def refuse_other_data(data: TrainingData, newest: Meta | None) -> None:
     """Raises where the data differ from those of the checkpoint, or between the processes of this run."""
     if newest is not None and newest.data_hash != data.hash:
         raise ConfigError(
-            f"the data set in {data.where} is another one than the run was started on (manifest {data.hash[:12]}, "
-            f"the checkpoint has {newest.data_hash[:12]}); point data.dir to the old one, or choose another run_dir"
+            f"{data.where}: the data are others than the run was started on (content {data.hash[:12]}, "
+            f"the checkpoint has {newest.data_hash[:12]}); give it the old ones, or choose another run_dir"
         )
     if not distributed.same_everywhere(int(data.hash[:12], 16)):
-        raise ConfigError(
-            f"data.dir={data.where}: the processes see different data sets; give all of them the same files"
-        )
+        raise ConfigError(f"{data.where}: the processes see different data sets; give all of them the same files")
 
 
 @dataclass(frozen=True)
@@ -206,6 +213,8 @@ class Training:
         self._in_flight: deque[_InFlight] = deque()
         self._read_at = time.perf_counter()
         self._skipped_in_a_row = 0
+        self._step_flops = program.task.flops(config.global_batch).training
+        self._peak = peak_flops(device.device_kind for device in program.mesh.devices.flat)
         self._place = Placement(program.batch)
         self._data = data
         self._evaluate = None
@@ -277,6 +286,8 @@ class Training:
             return
         self._skipped_in_a_row = 0
         metrics |= {"tokens_per_second": metrics["tokens"] / seconds, "step_seconds": seconds}
+        if self._peak is not None:
+            metrics["mfu"] = model_flops_utilisation(self._step_flops, seconds, self._peak)
         self._recorder.step({**metrics, "data_wait": min(step.waited / seconds, 1.0)})
 
     def _advanced(self, step: int, skipped: bool) -> Meta:

@@ -16,9 +16,9 @@ from jaxtyping import Array, Key
 
 from jaxtrain.config import Config, check_layout, resolve_mesh
 from jaxtrain.gradient import Gradient, accumulated_gradient, cast_for_compute, plain_gradient
-from jaxtrain.models.language import LanguageTask
+from jaxtrain.models.families import make_task, remat_of
 from jaxtrain.models.parameters import ParameterInfo, describe, named_leaves, path_name, unbox
-from jaxtrain.models.remat import Remat, refuse_unknown_names
+from jaxtrain.models.remat import refuse_unknown_names
 from jaxtrain.models.task import Task
 from jaxtrain.optimizer import make_optimizer, schedule_inputs
 from jaxtrain.sharding import BATCH_AXES, Layout, make_mesh, use_layout
@@ -98,16 +98,6 @@ MATMUL_PRECISION = {"float32": "highest", "bfloat16": "default"}
 """Left to itself, JAX multiplies float32 matrices in TF32 on GPUs, with ten bits of mantissa."""
 
 
-def make_task(config: Config) -> Task:
-    """The task that the config's `model` and `data` describe."""
-    return LanguageTask(config.model, config.data.sequence, jnp.dtype(config.precision), remat_of(config))
-
-
-def remat_of(config: Config) -> Remat:
-    """What the config keeps of each layer for the backward pass."""
-    return Remat(config.remat, config.remat_save, config.remat_offload)
-
-
 def build(config: Config, devices: Sequence[jax.Device]) -> Program:
     """The program of `config` on `devices` (real, virtual or compile-only).
 
@@ -117,7 +107,7 @@ def build(config: Config, devices: Sequence[jax.Device]) -> Program:
     axis_sizes = resolve_mesh(config.mesh, len(devices), config.origins)
     check_layout(config, axis_sizes)
     task = make_task(config)
-    layout = Layout.on(make_mesh(axis_sizes, devices))
+    layout = Layout.on(make_mesh(axis_sizes, devices), config.sharding.rules)
     abstract_params = jax.eval_shape(task.init, jax.random.key(0))
     infos = describe(abstract_params)
     optimizer = make_optimizer(config.optimizer, infos)

@@ -1,10 +1,27 @@
-"""The data of a run: which rows there are, in which order, and the held-out ones."""
+"""The data of a run, of whatever kind: which rows there are, in which order, and the held-out ones."""
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-from jaxtrain.config import Config
-from jaxtrain.data import Order, RowTable, Table, console_progress, ensure_python_stdlib, open_dataset
+import numpy as np
+
+from jaxtrain.config import Config, DigitsDataConfig, OwnDataConfig, TokenDataConfig
+from jaxtrain.data import (
+    FILLER,
+    Order,
+    RowTable,
+    Table,
+    Tables,
+    console_progress,
+    ensure_python_stdlib,
+    load_digits,
+    open_dataset,
+)
+from jaxtrain.data.arrays import rows_of
+from jaxtrain.errors import ConfigError
+from jaxtrain.target import call_target
 
 
 @dataclass(frozen=True)
@@ -12,13 +29,14 @@ class TrainingData:
     """What a run trains on.
 
     Attributes:
+        where: the data in words, for messages: the key that chooses them, and its value.
         table: the rows of the training split.
         order: which row stands at which position.
-        hash: of the data set's manifest; the same data give the same hash.
+        hash: of the content; the same data give the same hash.
         held_out: the rows for evaluation, where the config asks for one.
     """
 
-    where: Path
+    where: str
     table: Table
     order: Order
     hash: str
@@ -37,17 +55,74 @@ def open_data(config: Config) -> TrainingData:
         ConfigError, DataError: the data set is missing, broken, or doesn't fit the model.
     """
     data = config.data
+    if isinstance(data, TokenDataConfig):
+        where, tables = f"data.dir={data.dir}", _open_tokens(data, config)
+    elif isinstance(data, DigitsDataConfig):
+        where, tables = f"data.kind={data.kind}", load_digits(data.held_out)
+    else:
+        where, tables = f"data.target={data.target}", _open_own(data, config)
+    if config.eval.every and tables.held_out is None:
+        raise ConfigError(
+            f"eval.every={config.eval.every}, but {where} holds nothing out to evaluate on; set eval.every=0"
+        )
+    order = Order(len(tables.train), config.seed, data.shuffle, data.epochs)
+    return TrainingData(where, tables.train, order, tables.hash, tables.held_out if config.eval.every else None)
+
+
+def _open_tokens(data: TokenDataConfig, config: Config) -> Tables:
     if data.source == "python_stdlib":
+        assert config.data_vocab is not None, "checked by config: a source has a vocabulary"
         with console_progress() as report:
             dataset = ensure_python_stdlib(data.dir, config.data_vocab, data.held_out, report)
     else:
         dataset = open_dataset(data.dir)
+    vocab = config.model_vocab or dataset.manifest.tokenizer.vocab_size
 
     def table(split: str) -> RowTable:
-        return RowTable(dataset, split, data.sequence, data.pack, config.model.vocab)
+        return RowTable(dataset, split, data.sequence, data.pack, vocab)
 
-    training = table("train")
-    order = Order(len(training), config.seed, data.shuffle, data.epochs)
-    return TrainingData(
-        data.dir, training, order, dataset.manifest_hash, table("held_out") if config.eval.every else None
-    )
+    return Tables(table("train"), table("held_out") if config.eval.every else None, dataset.manifest_hash)
+
+
+def _open_own(data: OwnDataConfig, config: Config) -> Tables:
+    """What somebody's own callable gives, judged."""
+    made = call_target("data", data.target, data.own_keys, {}, config.origins)
+    what = f"data.target={data.target} gives a {type(made).__name__}"
+    missing = [name for name in ("train", "held_out", "hash") if not hasattr(made, name)]
+    if missing:
+        raise ConfigError(f"{what} without {', '.join(missing)}; return jaxtrain.data.Tables(train, held_out)")
+    for name in ("train", "held_out"):
+        table = getattr(made, name)
+        if table is None and name == "held_out":
+            continue
+        rows = rows_of(table)
+        if rows is None:
+            kind = type(table).__name__
+            raise ConfigError(f"{what} whose {name} is a {kind}, no table; it needs len() and assemble(row_ids)")
+        if rows == 0:
+            raise ConfigError(f"{what} whose {name} has no row")
+    if not isinstance(made.hash, str) or not re.fullmatch(r"[0-9a-f]{12,}", made.hash):
+        raise ConfigError(f"{what} whose hash is {made.hash!r}; it must be 12 hexadecimal digits or more")
+    return Tables(made.train, made.held_out, made.hash)
+
+
+def refuse_other_fields(data: TrainingData, example: Mapping[str, Any]) -> None:
+    """Raises where the rows aren't what the task reads.
+
+    Args:
+        example: name to what a batch must hold, with `shape` (rows first) and `dtype`; other fields may be there too.
+
+    Raises:
+        ConfigError: names the first field with its shape and dtype, and those that the task reads.
+    """
+    for table, ids in [(data.table, [0, FILLER]), *([(data.held_out, [0])] if data.held_out is not None else [])]:
+        batch = table.assemble(np.array(ids, np.int64))
+        for name, wanted in example.items():
+            reads = f"the model reads {name} of shape {wanted.shape[1:]} and dtype {np.dtype(wanted.dtype)} in each row"
+            if name not in batch:
+                raise ConfigError(f"{data.where}: rows have {', '.join(batch)}, but {reads}")
+            found = np.asarray(batch[name])
+            if found.shape[1:] != tuple(wanted.shape[1:]) or found.dtype != wanted.dtype:
+                raise ConfigError(
+                    f"{data.where}: {name} has shape {found.shape[1:]} and dtype {found.dtype}, but {reads}"
+                )

@@ -46,17 +46,18 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def straight(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Callable[[str], Path]:
-    """Mesh name to the directory of a run of 10 steps that nobody disturbed: dropout, shuffle, checkpoints 5 and 10.
+def straight(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Callable[..., Path]:
+    """Mesh, family to the directory of a run of 10 steps that nobody disturbed: dropout, shuffle, checkpoints 5 and 10.
 
-    Each mesh is run once for all tests: copy the directory before anything is changed in it.
+    Each is run once for all tests: copy the directory before anything is changed in it.
     """
-    from tests.runs import MESHES, STRAIGHT, run_here, tiny_config
+    from tests.runs import MESHES, run_here, straight_overrides, tiny_config
 
     @functools.cache
-    def run(mesh: str) -> Path:
+    def run(mesh: str, family: str = "decoder") -> Path:
         devices, overrides = MESHES[mesh]
-        config = tiny_config(tmp_path_factory.mktemp("straight"), tiny_data, *STRAIGHT, *overrides)
+        folder = tmp_path_factory.mktemp("straight")
+        config = tiny_config(folder, tiny_data, *straight_overrides(family), *overrides)
         run_here(config, devices)
         return config.run_dir
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -53,8 +53,28 @@ checkpoint: {{every: 5}}
 STRAIGHT = ["model.dropout=0.5", "data.log_rows=true"]
 """The overrides of the fixture `straight`."""
 
-Straight = Callable[[str], Path]
-"""The fixture `straight`: the name of a mesh to the directory of a run that was left alone."""
+FAMILIES: dict[str, list[str]] = {
+    "decoder": [],
+    "vit": ["model={family: vit, layers: 2, embed: 64, heads: 4, mlp: 384, shift: 1}", "data={kind: digits}"],
+    "own": [
+        "model={target: 'scripts.own_task:Regression', width: 64}",
+        "data={target: 'scripts.own_task:make_data', rows: 512}",
+    ],
+}
+"""Name to the overrides that make the tiny run one of that family; `own` is the example in scripts/."""
+
+
+class Straight(Protocol):
+    """The fixture `straight`."""
+
+    def __call__(self, mesh: str, family: str = "decoder") -> Path:
+        """The directory of a run of that family on that mesh, left alone."""
+
+
+def straight_overrides(family: str) -> list[str]:
+    """The overrides of the fixture `straight` for a family: the example has no dropout."""
+    return [*FAMILIES[family], *(STRAIGHT if family != "own" else STRAIGHT[1:])]
+
 
 MESHES: dict[str, tuple[int, list[str]]] = {
     "one device": (1, []),

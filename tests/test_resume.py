@@ -9,6 +9,7 @@ import pytest
 from jaxtrain import loop
 from tests.factories import make_dataset, make_documents
 from tests.runs import (
+    FAMILIES,
     MESHES,
     STRAIGHT,
     Straight,
@@ -22,6 +23,7 @@ from tests.runs import (
     run_here,
     step_losses,
     stopped_copy,
+    straight_overrides,
     tiny_config,
     train,
     write_tiny,
@@ -35,15 +37,16 @@ def assert_same_end(run_dir: Path, straight: Path) -> None:
     assert checkpoint_meta(run_dir, 10)["checksums"] == checkpoint_meta(straight, 10)["checksums"]
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("mesh", ["one device", "fsdp=8", "data=2 fsdp=2 tensor=2"])
 def test_a_resumed_run_with_dropout_and_shuffle_is_bit_equal(
-    mesh: str, straight: Straight, tmp_path: Path, tiny_data: Path
+    mesh: str, family: str, straight: Straight, tmp_path: Path, tiny_data: Path
 ) -> None:
-    run_dir = stopped_copy(straight(mesh), tmp_path)
+    run_dir = stopped_copy(straight(mesh, family), tmp_path)
     devices, overrides = MESHES[mesh]
-    run_here(tiny_config(tmp_path, tiny_data, *STRAIGHT, *overrides), devices)
+    run_here(tiny_config(tmp_path, tiny_data, *straight_overrides(family), *overrides), devices)
     assert [event["step"] for event in events(run_dir, "restore")] == [5]
-    assert_same_end(run_dir, straight(mesh))
+    assert_same_end(run_dir, straight(mesh, family))
 
 
 @pytest.fixture(scope="module")

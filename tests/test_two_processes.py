@@ -11,6 +11,7 @@ import pytest
 from jaxtrain.config import load
 from jaxtrain.training_data import open_data
 from tests.runs import (
+    FAMILIES,
     MESHES,
     checkpoint_meta,
     checkpoint_steps,
@@ -28,6 +29,7 @@ from tests.runs import (
 pytestmark = pytest.mark.slow
 
 RUN = ["data.pack=false", "data.log_rows=true", "eval.every=20"]
+OTHERS = [family for family in FAMILIES if family != "decoder"]
 
 
 def write_config(folder: Path, data: Path) -> Path:
@@ -103,9 +105,29 @@ def test_plain_orbax_reads_in_one_process_what_two_saved(together: Callable[[str
     assert all(np.isfinite(leaf).all() for leaf in saved.values())
 
 
-def test_initial_parameters_are_bit_equal(tmp_path: Path, tiny_data: Path) -> None:
+@pytest.mark.parametrize("family", OTHERS)
+def test_another_family_has_the_losses_of_one_device_and_its_evaluation(
+    family: str, tmp_path: Path, tiny_data: Path
+) -> None:
+    run, mesh = [*FAMILIES[family], *RUN[1:]], MESHES["data=2 fsdp=2 tensor=2"][1]
+    for name in ("alone", "together"):
+        (tmp_path / name).mkdir()
+    run_here(load(write_config(tmp_path / "alone", tiny_data), run))
+    results = train_group([str(write_config(tmp_path / "together", tiny_data)), *run, *mesh], timeout=150)
+    assert [code for code, _ in results] == [0, 0], results
+    one, two = (tmp_path / name / "run" for name in ("alone", "together"))
+    here, there = step_losses(one), step_losses(two)
+    assert here.keys() == there.keys() == set(range(1, 21))
+    np.testing.assert_allclose(list(there.values()), list(here.values()), rtol=1e-5)
+    last = [json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1]) for run_dir in (two, one)]
+    assert last[0] == pytest.approx(last[1], rel=1e-4)
+    assert "eval_loss" in last[0]
+
+
+@pytest.mark.parametrize(("family", "leaves"), [("decoder", 12), ("vit", 12), ("own", 4)])
+def test_initial_parameters_are_bit_equal(family: str, leaves: int, tmp_path: Path, tiny_data: Path) -> None:
     """A step of learning rate 0 saves them as they were initialised."""
-    still = ["optimizer.learning_rate=0", "steps=1"]
+    still = [*FAMILIES[family], "optimizer.learning_rate=0", "steps=1"]
     checksums = {}
     for name, mesh in [("one", "one device"), ("eight", "data=2 fsdp=2 tensor=2"), ("two processes", "fsdp=8")]:
         folder = tmp_path / name
@@ -122,7 +144,7 @@ def test_initial_parameters_are_bit_equal(tmp_path: Path, tiny_data: Path) -> No
             assert code == 0, output
         sums = checkpoint_meta(folder / "run", 1)["checksums"]
         checksums[name] = {leaf: value for leaf, value in sums.items() if leaf.startswith("params")}
-    assert len(checksums["one"]) == 12
+    assert len(checksums["one"]) == leaves
     assert checksums["one"] == checksums["eight"] == checksums["two processes"]
 
 

@@ -3,10 +3,18 @@
 from jaxtrain.config.arguments import Arguments, parse_arguments
 from jaxtrain.config.base import Section
 from jaxtrain.config.checks import check, check_layout, check_steps, resolve_mesh
-from jaxtrain.config.data import DataConfig
+from jaxtrain.config.data import DataConfig, DigitsDataConfig, OwnDataConfig, TokenDataConfig
 from jaxtrain.config.difference import Difference, difference, format_differences
 from jaxtrain.config.load import dump, json_schema, load
-from jaxtrain.config.model import DecoderConfig, LossConfig, RopeConfig, RopeScaling
+from jaxtrain.config.model import (
+    DecoderConfig,
+    LossConfig,
+    ModelConfig,
+    OwnModelConfig,
+    RopeConfig,
+    RopeScaling,
+    VitConfig,
+)
 from jaxtrain.config.optimizer import (
     AdamWConfig,
     ConstantSchedule,
@@ -23,7 +31,7 @@ from jaxtrain.config.schema import (
     MeshConfig,
     ShardingConfig,
 )
-from jaxtrain.config.tree import flat, keys
+from jaxtrain.config.tree import flat, keys, value_at
 
 __all__ = [
     "AdamWConfig",
@@ -35,17 +43,23 @@ __all__ = [
     "DataConfig",
     "DecoderConfig",
     "Difference",
+    "DigitsDataConfig",
     "DistributedConfig",
     "EvalConfig",
     "LossConfig",
     "MeshConfig",
+    "ModelConfig",
     "OptimizerConfig",
+    "OwnDataConfig",
+    "OwnModelConfig",
     "RopeConfig",
     "RopeScaling",
     "Schedule",
     "Section",
     "SgdConfig",
     "ShardingConfig",
+    "TokenDataConfig",
+    "VitConfig",
     "check",
     "check_layout",
     "check_steps",
@@ -58,4 +72,5 @@ __all__ = [
     "load",
     "parse_arguments",
     "resolve_mesh",
+    "value_at",
 ]

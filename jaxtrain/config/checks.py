@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from jaxtrain.config.data import DigitsDataConfig, OwnDataConfig, TokenDataConfig
+from jaxtrain.config.model import DecoderConfig, OwnModelConfig, VitConfig
 from jaxtrain.config.schema import Config, MeshConfig
 from jaxtrain.errors import ConfigError
 
@@ -29,8 +31,8 @@ def check(config: Config, origins: Mapping[str, str] | None = None) -> None:
     """Raise ConfigError if the keys contradict each other on any number of devices."""
     sizes = {axis: size for axis, size in config.mesh if size >= 1}
     problems = [
-        *_heads(config),
-        *_rope(config),
+        *_model(config),
+        *_pair(config),
         *_length(config),
         *_remat(config),
         *_warmup(config, config.steps),
@@ -77,8 +79,15 @@ def resolve_mesh(mesh: MeshConfig, devices: int, origins: Mapping[str, str] | No
     return {axis: devices // fixed if size == -1 else size for axis, size in sizes.items()}
 
 
-def _heads(config: Config) -> Iterator[Problem]:
-    model = config.model
+def _model(config: Config) -> Iterator[Problem]:
+    if isinstance(config.model, DecoderConfig):
+        yield from _heads(config, config.model)
+        yield from _rope(config, config.model)
+    elif isinstance(config.model, VitConfig):
+        yield from _images(config, config.model)
+
+
+def _heads(config: Config, model: DecoderConfig) -> Iterator[Problem]:
     if model.head_dim is None and model.embed % model.heads:
         yield Problem(
             ("model.embed", "model.heads"),
@@ -100,11 +109,62 @@ def _heads(config: Config) -> Iterator[Problem]:
         )
 
 
-def _rope(config: Config) -> Iterator[Problem]:
-    scaling = config.model.rope.scaling
+def _rope(config: Config, model: DecoderConfig) -> Iterator[Problem]:
+    scaling = model.rope.scaling
     if scaling is not None and scaling.low_frequency_factor >= scaling.high_frequency_factor:
         keys = ("model.rope.scaling.low_frequency_factor", "model.rope.scaling.high_frequency_factor")
         yield Problem(keys, f"{_valued(config, keys)}: the first must be below the second; Llama 3.1 has 1 and 4")
+
+
+def _images(config: Config, model: VitConfig) -> Iterator[Problem]:
+    if model.image % model.patch:
+        yield Problem(
+            ("model.patch", "model.image"),
+            f"model.image={model.image} doesn't divide by model.patch={model.patch}; "
+            f"patch may be {_divisors(model.image)}",
+        )
+    if model.embed % model.heads:
+        yield Problem(
+            ("model.embed", "model.heads"),
+            f"model.embed={model.embed} doesn't divide by model.heads={model.heads}; "
+            f"the nearest embed is {_multiples(model.embed, model.heads)}",
+        )
+    if model.shift >= model.image:
+        yield Problem(
+            ("model.shift", "model.image"),
+            f"model.shift={model.shift} moves images out of sight; with model.image={model.image} it may be at most "
+            f"{model.image - 1}",
+        )
+
+
+def _pair(config: Config) -> Iterator[Problem]:
+    """A model reads what the data give; of somebody's own code, the batches are compared before the first step."""
+    model, data = config.model, config.data
+    keys = ("model.family", "data.kind")
+    if isinstance(model, DecoderConfig) and isinstance(data, DigitsDataConfig):
+        yield Problem(
+            keys,
+            "model.family=decoder reads tokens, but data.kind=digits are images; "
+            "set data.kind=tokens, or model.family=vit",
+        )
+    if isinstance(model, VitConfig) and isinstance(data, TokenDataConfig):
+        yield Problem(
+            keys,
+            "model.family=vit reads images, but data.kind=tokens are text; "
+            "set data.kind=digits, or model.family=decoder",
+        )
+    if isinstance(model, DecoderConfig) and isinstance(data, OwnDataConfig) and config.sequence is None:
+        yield Problem(
+            ("data.target",),
+            f"data.target={data.target} with model.family=decoder needs data.sequence, the tokens in a row; set it",
+        )
+    if isinstance(model, VitConfig) and isinstance(data, DigitsDataConfig):
+        for key, size in (("image", 8), ("channels", 1), ("classes", 10)):
+            given = getattr(model, key)
+            if given != size and not (key == "classes" and given > size):
+                yield Problem(
+                    (f"model.{key}", "data.kind"), f"model.{key}={given}, but data.kind=digits needs {size}; set it so"
+                )
 
 
 def _length(config: Config) -> Iterator[Problem]:
@@ -152,18 +212,28 @@ def _mesh(mesh: MeshConfig) -> Iterator[Problem]:
 
 
 def _data(config: Config) -> Iterator[Problem]:
-    data = config.data
-    if data.vocab is not None and data.vocab > config.model.vocab:
-        yield Problem(
-            ("data.vocab", "model.vocab"),
-            f"data.vocab={data.vocab} gives token ids that model.vocab={config.model.vocab} has no rows for; "
-            f"data.vocab may be at most {config.model.vocab}",
-        )
-    if data.source is not None and data.held_out == 0 and config.eval.every > 0:
+    data, vocab = config.data, config.model_vocab
+    if isinstance(data, TokenDataConfig):
+        if data.vocab is not None and vocab is not None and data.vocab > vocab:
+            yield Problem(
+                ("data.vocab", "model.vocab"),
+                f"data.vocab={data.vocab} gives token ids that model.vocab={vocab} has no rows for; "
+                f"data.vocab may be at most {vocab}",
+            )
+        if data.source is not None and config.data_vocab is None:
+            yield Problem(
+                ("data.vocab", "data.source"),
+                f"data.source={data.source} trains a tokenizer, but neither data.vocab=null nor a model.vocab "
+                "says its size; set data.vocab, such as 8192",
+            )
+    if isinstance(data, OwnDataConfig) or (isinstance(data, TokenDataConfig) and data.source is None):
+        return
+    if data.held_out == 0 and config.eval.every > 0:
         yield Problem(
             ("eval.every", "data.held_out"),
             f"eval.every={config.eval.every} has nothing to evaluate on with data.held_out=0.0; "
-            "set data.held_out above 0 (its default is 0.02), or eval.every=0",
+            f"set data.held_out above 0 (its default is {type(data).model_fields['held_out'].default}), "
+            "or eval.every=0",
         )
 
 
@@ -187,28 +257,48 @@ def _layout(config: Config, sizes: Mapping[str, int]) -> Iterator[Problem]:
 
 
 def _tensor(config: Config, tensor: int) -> Iterator[Problem]:
-    model = config.model
-    dimensions = {
-        "model.heads": model.heads,
-        "model.kv_heads": model.resolved_kv_heads,
-        "model.mlp": model.mlp,
-        "model.vocab": model.vocab,
-        "data.sequence": config.data.sequence,
-    }
-    fitting = _divisors(math.gcd(*dimensions.values()))
+    if isinstance(config.model, OwnModelConfig):  # the sharding rules judge it
+        return
+    dimensions, patches = _split_over_tensor(config.model, config.sequence), _patches(config.model)
+    fitting = _divisors(math.gcd(*dimensions.values(), patches or 0))
     for key, size in dimensions.items():
-        if size % tensor and not (key == "model.kv_heads" and model.kv_heads is None):
+        if size % tensor:
             yield Problem(
                 (key, "mesh.tensor"),
                 f"{key}={size} doesn't divide by mesh.tensor={tensor}; "
                 f"the nearest {key} is {_multiples(size, tensor)}, and mesh.tensor may be {fitting}",
             )
+    if patches is not None and patches % tensor:
+        keys = ("model.image", "model.patch")
+        yield Problem(
+            (*keys, "mesh.tensor"),
+            f"the {patches} patches that {_valued(config, keys)} give don't divide by mesh.tensor={tensor}; "
+            f"mesh.tensor may be {fitting}",
+        )
+
+
+def _split_over_tensor(model: DecoderConfig | VitConfig, sequence: int | None) -> dict[str, int]:
+    """The keys whose sizes the tensor axis must divide."""
+    sizes = {"model.heads": model.heads}
+    if isinstance(model, VitConfig):
+        return {**sizes, "model.mlp": model.mlp}
+    if model.kv_heads is not None:
+        sizes["model.kv_heads"] = model.kv_heads
+    sizes |= {"model.mlp": model.mlp, "model.vocab": model.vocab}
+    return sizes if sequence is None else {**sizes, "data.sequence": sequence}
+
+
+def _patches(model: DecoderConfig | VitConfig) -> int | None:
+    return model.patches if isinstance(model, VitConfig) and model.image % model.patch == 0 else None
 
 
 def _fsdp(config: Config, fsdp: int) -> Iterator[Problem]:
     model = config.model
+    if isinstance(model, OwnModelConfig):
+        return
     if model.embed % fsdp:
-        unit = fsdp if model.head_dim is not None else math.lcm(fsdp, 2 * model.heads)
+        free = isinstance(model, DecoderConfig) and model.head_dim is not None
+        unit = fsdp if free else math.lcm(fsdp, (2 if isinstance(model, DecoderConfig) else 1) * model.heads)
         yield Problem(
             ("model.embed", "mesh.fsdp"),
             f"model.embed={model.embed} doesn't divide by mesh.fsdp={fsdp}; the nearest model.embed is "

@@ -1,14 +1,28 @@
 """The keys of `data`: what is read, and how it becomes batches."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from jaxtrain.config.base import Count, LocalPath, Section, setting
+from pydantic import BeforeValidator, Field
+
+from jaxtrain.config.base import CodeName, Count, LocalPath, OpenSection, Section, choose_by_default, setting
 
 
-class DataConfig(Section):
-    """What is read, and how it becomes batches."""
+class DataSection(Section):
+    """The keys that all kinds of data have: how rows become batches."""
 
+    kind: str
+    shuffle: bool = setting(True, "Read rows in an order drawn from the seed, new in each epoch.")
+    epochs: Count | None = setting(None, "Passes over the data set; null: repeat for ever.", gt=0)
+    workers: Count = setting(0, "Loader processes; 0: threads of the trainer.", may_change=True, ge=0, le=1000)
+    prefetch: Count = setting(2, "Batches prepared ahead of the step.", may_change=True, ge=0, le=1000)
+    log_rows: bool = setting(False, "Write the row ids of each step to RUN/rows-PROCESS.jsonl.", may_change=True)
+
+
+class TokenDataConfig(DataSection):
+    """Rows of tokens from a prepared data set."""
+
+    kind: Literal["tokens"] = setting("tokens", "What a row is: text, images, or what somebody's own code gives.")
     dir: LocalPath = setting(Path("data/python-stdlib"), "Directory of the prepared data set.", may_change=True)
     source: Literal["python_stdlib"] | None = setting(
         None,
@@ -21,8 +35,24 @@ class DataConfig(Section):
     held_out: float = setting(0.02, "Share of documents held out for evaluation when source prepares.", ge=0, lt=1)
     sequence: Count = setting(256, "Tokens in a row.", gt=0)
     pack: bool = setting(True, "Put several documents in a row, kept apart by segment ids; false: one, padded.")
-    shuffle: bool = setting(True, "Read rows in an order drawn from the seed, new in each epoch.")
-    epochs: Count | None = setting(None, "Passes over the data set; null: repeat for ever.", gt=0)
-    workers: Count = setting(0, "Loader processes; 0: threads of the trainer.", may_change=True, ge=0, le=1000)
-    prefetch: Count = setting(2, "Batches prepared ahead of the step.", may_change=True, ge=0, le=1000)
-    log_rows: bool = setting(False, "Write the row ids of each step to RUN/rows-PROCESS.jsonl.", may_change=True)
+
+
+class DigitsDataConfig(DataSection):
+    """scikit-learn's 1,797 handwritten digits: grey images of 8×8 pixels."""
+
+    kind: Literal["digits"] = setting(..., "What a row is: text, images, or what somebody's own code gives.")
+    held_out: float = setting(0.2, "Share of images held out for evaluation, the same in every run.", ge=0, lt=1)
+
+
+class OwnDataConfig(DataSection, OpenSection):
+    """Somebody's own data, made by the callable that `target` names."""
+
+    kind: Literal["target"] = setting("target", "What a row is: text, images, or what somebody's own code gives.")
+    target: CodeName = setting(..., "MODULE:NAME of a callable that takes the other keys and returns the data.")
+
+
+DataConfig = Annotated[
+    TokenDataConfig | DigitsDataConfig | OwnDataConfig,
+    Field(discriminator="kind"),
+    BeforeValidator(choose_by_default("kind", "tokens", or_target=True)),
+]

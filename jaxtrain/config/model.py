@@ -1,8 +1,10 @@
 """The keys of `model`: which network, of which sizes."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from jaxtrain.config.base import Count, Section, section, setting
+from pydantic import BeforeValidator, Field
+
+from jaxtrain.config.base import CodeName, Count, OpenSection, Section, choose_by_default, section, setting
 
 
 class RopeScaling(Section):
@@ -65,3 +67,40 @@ class DecoderConfig(Section):
     def resolved_head_dim(self) -> int:
         """Width of a head with null replaced by `embed / heads`."""
         return self.embed // self.heads if self.head_dim is None else self.head_dim
+
+
+class VitConfig(Section):
+    """A vision transformer that classifies images (arXiv 2010.11929); the default sizes are for 8×8 digits."""
+
+    family: Literal["vit"] = setting(..., "Model family.")
+    image: Count = setting(8, "Height and width of an image, in pixels.", gt=0)
+    channels: Count = setting(1, "Values of a pixel: 1 for grey, 3 for colour.", gt=0)
+    patch: Count = setting(2, "Height and width of a patch, in pixels; a divisor of image.", gt=0)
+    classes: Count = setting(10, "What an image can be.", gt=1)
+    layers: Count = setting(4, "Transformer layers.", gt=0)
+    embed: Count = setting(128, "Width of the residual stream.", gt=0)
+    heads: Count = setting(4, "Attention heads, a divisor of embed.", gt=0)
+    mlp: Count = setting(512, "Width of the feed-forward layer.", gt=0)
+    norm_epsilon: float = setting(1e-5, "Added to the mean square in RMSNorm.", gt=0)
+    dropout: float = setting(0.0, "Share of activations dropped while training.", ge=0, lt=1)
+    shift: Count = setting(0, "While training, each image is moved by up to so many pixels; 0: not.", ge=0)
+    initial_scale: float = setting(0.1, "Standard deviation of initial weights.", gt=0)
+
+    @property
+    def patches(self) -> int:
+        """Patches of an image: the transformer's sequence length."""
+        return (self.image // self.patch) ** 2
+
+
+class OwnModelConfig(OpenSection):
+    """Somebody's own task, made by the callable that `target` names."""
+
+    family: Literal["target"] = setting("target", "Model family.")
+    target: CodeName = setting(..., "MODULE:NAME of a callable that takes the other keys and returns a task.")
+
+
+ModelConfig = Annotated[
+    DecoderConfig | VitConfig | OwnModelConfig,
+    Field(discriminator="family"),
+    BeforeValidator(choose_by_default("family", "decoder", or_target=True)),
+]

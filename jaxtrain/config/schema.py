@@ -12,8 +12,8 @@ from typing import Any, Literal, Self
 from pydantic import PrivateAttr
 
 from jaxtrain.config.base import Address, Count, LocalPath, Names, Seconds, Section, section, setting
-from jaxtrain.config.data import DataConfig
-from jaxtrain.config.model import DecoderConfig
+from jaxtrain.config.data import DataConfig, OwnDataConfig, TokenDataConfig
+from jaxtrain.config.model import DecoderConfig, ModelConfig, OwnModelConfig
 from jaxtrain.config.optimizer import AdamWConfig, OptimizerConfig
 
 
@@ -37,6 +37,9 @@ class ShardingConfig(Section):
         False,
         "Allow more than 2 % of the parameter bytes to lie unsharded on a mesh with fsdp or tensor above 1.",
         may_change=True,
+    )
+    rules: dict[str, list[Literal["fsdp", "tensor"]]] = setting(
+        {}, "Logical axes of somebody's own task, each with the mesh axes that split it.", may_change=True
     )
 
 
@@ -110,8 +113,8 @@ class Config(Section):
     )
     mesh: MeshConfig = section(MeshConfig, "The device mesh.")
     sharding: ShardingConfig = section(ShardingConfig, "Rules for spreading parameters over the mesh.")
-    model: DecoderConfig = section(DecoderConfig, "The model.")
-    data: DataConfig = section(DataConfig, "The data set.")
+    model: ModelConfig = section(DecoderConfig, "The model.")
+    data: DataConfig = section(TokenDataConfig, "The data set.")
     optimizer: OptimizerConfig = section(AdamWConfig, "The optimizer.")
     eval: EvalConfig = section(EvalConfig, "Evaluation during the run.")
     checkpoint: CheckpointConfig = section(CheckpointConfig, "Checkpoints.")
@@ -124,7 +127,7 @@ class Config(Section):
         return isinstance(other, Config) and self.model_dump() == other.model_dump()
 
     def __hash__(self) -> int:
-        return hash(tuple(value for _, value in self))
+        return hash(repr(self.to_dict()))
 
     @property
     def origins(self) -> Mapping[str, str]:
@@ -148,9 +151,26 @@ class Config(Section):
         return self.global_batch if self.eval.batch is None else self.eval.batch
 
     @property
-    def data_vocab(self) -> int:
-        """Vocabulary of the tokenizer that `data.source` trains, with null replaced by `model.vocab`."""
-        return self.model.vocab if self.data.vocab is None else self.data.vocab
+    def model_vocab(self) -> int | None:
+        """Token ids that the model has rows for; None where its keys don't say."""
+        if isinstance(self.model, OwnModelConfig):
+            vocab = self.model.own_keys.get("vocab")
+            return vocab if isinstance(vocab, int) else None
+        return self.model.vocab if isinstance(self.model, DecoderConfig) else None
+
+    @property
+    def sequence(self) -> int | None:
+        """Tokens in a row; None where the data's keys don't say."""
+        if isinstance(self.data, OwnDataConfig):
+            given = self.data.own_keys.get("sequence")
+            return given if type(given) is int and given > 0 else None
+        return self.data.sequence if isinstance(self.data, TokenDataConfig) else None
+
+    @property
+    def data_vocab(self) -> int | None:
+        """Vocabulary of the tokenizer that `data.source` trains, with null replaced by the model's."""
+        given = self.data.vocab if isinstance(self.data, TokenDataConfig) else None
+        return self.model_vocab if given is None else given
 
     def to_dict(self) -> dict[str, Any]:
         """Every key with its value as plain data, as JSON and YAML can hold it."""

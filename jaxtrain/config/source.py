@@ -7,7 +7,7 @@ their lines and still show a key that was given twice. Nothing here knows types;
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -17,9 +17,9 @@ from ruamel.yaml import YAML, MappingNode, ScalarNode
 from ruamel.yaml import Node as YamlNode
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from jaxtrain.config.base import expand_home
+from jaxtrain.config.base import OpenSection, Section, expand_home
 from jaxtrain.config.nearest import suggestion
-from jaxtrain.config.tree import Variants, keys
+from jaxtrain.config.tree import Variants, belongs_to_own_code, keys
 from jaxtrain.errors import ConfigError
 
 DEEPEST = 50
@@ -111,7 +111,7 @@ def read_overrides(overrides: Sequence[str], problems: list[str]) -> Node:
             problems.append(f"{place}: must have the form key.path=value, such as optimizer.learning_rate=1e-3")
             continue
         key, value = match["key"], match["value"]
-        if key not in keys():
+        if key not in keys() and not belongs_to_own_code(key):
             problems.append(f"{place}: unknown key {key}; {suggestion(key)}")
             continue
         if key in given:
@@ -135,26 +135,31 @@ def read_overrides(overrides: Sequence[str], problems: list[str]) -> Node:
 def overlay(base: Node, child: Node, variants: Variants | None = None) -> Node:
     """`child` over `base`: mappings key by key, everything else replaced.
 
-    Where the child makes a section another variant (`optimizer.name`, `schedule.kind`), what the base says about keys
-    that this variant doesn't have is dropped: it was right for the other one. `variants` None keeps all.
+    Where the child makes a section another variant (`optimizer.name`, `schedule.kind`, `model.target`), what the base
+    says about keys that this variant doesn't have is dropped: it was right for the other. `variants` None keeps all.
     """
     if not isinstance(base.value, dict) or not isinstance(child.value, dict):
         return child
     merged = dict(base.value)
-    if variants is not None and variants.tag is not None and variants.tag in child.value:
-        before = base.value[variants.tag].value if variants.tag in base.value else None
-        old, new = _variant(variants, before), _variant(variants, child.value[variants.tag].value)
+    if variants is not None and (name := _chosen(variants, child)) is not None:
+        old, new = _named(variants, _chosen(variants, base)), _named(variants, name)
         if old and new and old is not new:
-            merged = {key: node for key, node in merged.items() if key not in old or key in new}
+            # What the schema doesn't list belongs to somebody's own code, and goes with it.
+            leaving = merged if issubclass(old, OpenSection) else old.model_fields
+            merged = {key: node for key, node in merged.items() if key not in leaving or key in new.model_fields}
+            merged.pop(str(variants.tag), None)  # the child may have chosen without it
     for key, node in child.value.items():
         below = None if variants is None else variants.below(key)
         merged[key] = overlay(merged[key], node, below) if key in merged else node
     return Node(merged, child.place)
 
 
-def _variant(variants: Variants, name: object) -> Mapping[str, object] | None:
-    cls = variants.named(name) if name is None or isinstance(name, str) else None
-    return None if cls is None else cls.model_fields
+def _chosen(variants: Variants, node: Node) -> object:
+    return variants.chosen_by({key: child.value for key, child in node.value.items()})
+
+
+def _named(variants: Variants, name: object) -> type[Section] | None:
+    return variants.named(name) if name is None or isinstance(name, str) else None
 
 
 class _Reader:

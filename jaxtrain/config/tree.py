@@ -10,7 +10,7 @@ from typing import Any, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from jaxtrain.config.base import Section, expand_home
+from jaxtrain.config.base import TARGET, OpenSection, Section, expand_home
 from jaxtrain.config.schema import Config
 
 
@@ -46,6 +46,12 @@ class Variants:
                 return cls
         return None
 
+    def chosen_by(self, values: Mapping[str, Any]) -> object:
+        """The tag value that a mapping chooses, by the tag or by naming its own code; None where it leaves it open."""
+        if self.tag is None or self.tag in values:
+            return None if self.tag is None else values[self.tag]
+        return TARGET if TARGET in values and self.named(TARGET) is not None else None
+
     def having(self, key: str) -> list[str]:
         """The tag values of the classes that have this key."""
         if self.tag is None:
@@ -60,6 +66,16 @@ class Variants:
 
 
 ROOT = Variants((Config,))
+
+
+def belongs_to_own_code(path: str) -> bool:
+    """Whether a key that the schema doesn't list may be one of somebody's own code, if the section names one."""
+    variants = ROOT
+    for part in path.split(".")[:-1]:
+        variants = variants.below(part)
+        if any(issubclass(cls, OpenSection) for cls in variants.classes):
+            return True
+    return False
 
 
 def variants_of(field: FieldInfo) -> Variants:
@@ -88,6 +104,14 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in values.items():
         found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
     return found
+
+
+def value_at(config: Config, path: str) -> Any:
+    """The value of a key; None where the config's variants don't have it."""
+    value: Any = config
+    for part in path.split("."):
+        value = getattr(value, part, None)
+    return value
 
 
 def _walk(variants: Variants, prefix: str) -> Iterator[Key]:

@@ -6,7 +6,9 @@ Importing these modules does not import jax, so that a tool or a worker starts q
 where it is used. Nothing here touches a device.
 """
 
+from jaxtrain.data.arrays import ArrayTable, Tables
 from jaxtrain.data.dataset import Dataset, open_dataset
+from jaxtrain.data.digits import load_digits
 from jaxtrain.data.loader import ROW_IDS, HostBatches, host_batches
 from jaxtrain.data.manifest import Manifest, has_manifest
 from jaxtrain.data.order import Order
@@ -20,6 +22,7 @@ from jaxtrain.data.writer import write_dataset
 __all__ = [
     "FILLER",
     "ROW_IDS",
+    "ArrayTable",
     "Batch",
     "Dataset",
     "HostBatches",
@@ -30,6 +33,7 @@ __all__ = [
     "RowPlan",
     "RowTable",
     "Table",
+    "Tables",
     "Text",
     "TextSource",
     "console_progress",
@@ -37,6 +41,7 @@ __all__ = [
     "ensure_text_dataset",
     "has_manifest",
     "host_batches",
+    "load_digits",
     "open_dataset",
     "write_dataset",
 ]

@@ -14,16 +14,15 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, Key
 
 from jaxtrain.config import DecoderConfig, RopeScaling
+from jaxtrain.models.layers import Residual, RMSNorm, with_axes
 from jaxtrain.models.parameters import constant, normal, parameter
 from jaxtrain.ops.attention import causal_attention
 from jaxtrain.ops.dropout import dropout
-from jaxtrain.ops.projection import Axes, enter, leave
+from jaxtrain.ops.projection import enter, leave
 from jaxtrain.sharding import constrain
 
 ATTENTION_SITE, MLP_SITE, EMBED_SITE = 0, 1, 2
 """The places in a layer that have dropout masks of their own."""
-
-Residual = Float[Array, "rows seq embed"]
 
 
 @dataclass(frozen=True)
@@ -34,19 +33,6 @@ class DecoderContext:
     sine: Float[Array, "rows seq half_head_dim"]
     segments: Int[Array, "rows seq"]
     rows: Int[Array, " rows"]
-
-
-class RMSNorm(nnx.Module):
-    """x / rms(x) · scale over the last dimension, in float32 (arXiv 1910.07467)."""
-
-    def __init__(self, size: int, epsilon: float, *, rngs: nnx.Rngs):
-        self.epsilon = epsilon
-        self.scale = parameter(rngs, (size,), ("norm",), "norm", constant(1.0))
-
-    def __call__(self, x: Float[Array, "... size"]) -> Float[Array, "... size"]:
-        wide = x.astype(jnp.float32)
-        inverse_rms = jax.lax.rsqrt(jnp.mean(wide**2, -1, keepdims=True) + self.epsilon)
-        return (wide * inverse_rms * self.scale[...]).astype(x.dtype)
 
 
 class Attention(nnx.Module):
@@ -73,7 +59,7 @@ class Attention(nnx.Module):
 
     def __call__(self, x: Residual, context: DecoderContext) -> Residual:
         config = self.config
-        q, k, v = enter(x, *(_weight(each) for each in (self.query, self.key, self.value)))
+        q, k, v = enter(x, *(with_axes(each) for each in (self.query, self.key, self.value)))
         if config.bias != "none":
             q, k, v = q + self.query_bias[...], k + self.key_bias[...], v + self.value_bias[...]
         q = constrain(q, "batch", "seq", "heads", "head_dim")
@@ -85,7 +71,7 @@ class Attention(nnx.Module):
         q, k, v = checkpoint_name(q, "query"), checkpoint_name(k, "key"), checkpoint_name(v, "value")
         mixed = causal_attention(q, k, v, context.segments, config.window)
         mixed = checkpoint_name(constrain(mixed, "batch", "seq", "heads", "head_dim"), "attention")
-        y = leave(mixed, *_weight(self.output))
+        y = leave(mixed, *with_axes(self.output))
         y = y + self.output_bias[...] if config.bias == "all" else y
         return constrain(y, "batch", "residual_seq", "embed")
 
@@ -108,12 +94,12 @@ class GatedMLP(nnx.Module):
     def __call__(self, x: Residual) -> Residual:
         with_bias = self.config.bias == "all"
         activation = jax.nn.silu if self.config.activation == "silu" else jax.nn.gelu
-        gate, up = enter(x, _weight(self.gate), _weight(self.up))
+        gate, up = enter(x, with_axes(self.gate), with_axes(self.up))
         if with_bias:
             gate, up = gate + self.gate_bias[...], up + self.up_bias[...]
         gate, up = checkpoint_name(gate, "gate"), checkpoint_name(up, "up")
         hidden = checkpoint_name(constrain(activation(gate) * up, "batch", "seq", "mlp"), "hidden")
-        y = leave(hidden, *_weight(self.down))
+        y = leave(hidden, *with_axes(self.down))
         y = y + self.down_bias[...] if with_bias else y
         return constrain(y, "batch", "residual_seq", "embed")
 
@@ -135,10 +121,6 @@ class DecoderLayer(nnx.Module):
 
     def _drop(self, y: Residual, context: DecoderContext, key: Key[Array, ""] | None, site: int) -> Residual:
         return y if key is None else dropout(y, self.config.dropout, key, site, context.rows)
-
-
-def _weight(parameter: nnx.Param) -> tuple[Array, Axes]:
-    return parameter[...], parameter.axes
 
 
 def output_scale(config: DecoderConfig) -> float:

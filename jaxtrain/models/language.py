@@ -10,8 +10,9 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from jaxtrain.config import DecoderConfig
-from jaxtrain.models.decoder import EMBED_SITE, DecoderContext, DecoderLayer, RMSNorm, rotary_angles
-from jaxtrain.models.parameters import normal, parameter, stack
+from jaxtrain.models.decoder import EMBED_SITE, DecoderContext, DecoderLayer, rotary_angles
+from jaxtrain.models.layers import RMSNorm
+from jaxtrain.models.parameters import graph_of, normal, parameter, parameters_of, stack
 from jaxtrain.models.remat import KEEP_ALL, Remat
 from jaxtrain.models.task import (
     AbstractBatch,
@@ -70,13 +71,13 @@ class LanguageTask:
         """{"embed", "layers" (stacked), "head"}; each part's key is folded from its place, not drawn in order."""
         part = {name: jax.random.fold_in(key, i) for i, name in enumerate(("embed", "layers", "head"))}
         return {
-            "embed": _parameters(_Embedding(self.config, rngs=nnx.Rngs(params=part["embed"]))),
+            "embed": parameters_of(_Embedding(self.config, rngs=nnx.Rngs(params=part["embed"]))),
             "layers": stack(self._init_layer, part["layers"], self.config.layers),
-            "head": _parameters(_Head(self.config, rngs=nnx.Rngs(params=part["head"]))),
+            "head": parameters_of(_Head(self.config, rngs=nnx.Rngs(params=part["head"]))),
         }
 
     def _init_layer(self, key: Key[Array, ""]) -> Any:
-        return _parameters(DecoderLayer(self.config, rngs=nnx.Rngs(params=key)))
+        return parameters_of(DecoderLayer(self.config, rngs=nnx.Rngs(params=key)))
 
     def denominators(self, batch: Batch) -> Denominators:
         total = batch["weights"].sum()
@@ -124,11 +125,11 @@ class LanguageTask:
 
     @cached_property
     def _layer_graph(self) -> nnx.GraphDef:
-        return _graph(lambda: DecoderLayer(self.config, rngs=nnx.Rngs(params=0)))
+        return graph_of(lambda: DecoderLayer(self.config, rngs=nnx.Rngs(params=0)))
 
     @cached_property
     def _head_graph(self) -> nnx.GraphDef:
-        return _graph(lambda: _Head(self.config, rngs=nnx.Rngs(params=0)))
+        return graph_of(lambda: _Head(self.config, rngs=nnx.Rngs(params=0)))
 
     def example_batch(self, rows: int) -> AbstractBatch:
         shape, axes = (rows, self.sequence), ("batch", "seq")
@@ -168,17 +169,3 @@ class LanguageTask:
             }
         )
         return replace(self, config=small, sequence=64)
-
-
-def _parameters(module: nnx.Module) -> dict[str, Any]:
-    """A module's parameters as nested dictionaries of `nnx.Param`."""
-    return _nested(nnx.state(module, nnx.Param))
-
-
-def _nested(state: Any) -> Any:
-    return {name: _nested(value) for name, value in state.items()} if isinstance(state, nnx.State) else state
-
-
-def _graph(make: Any) -> nnx.GraphDef:
-    """A module's structure without its parameters."""
-    return nnx.split(nnx.eval_shape(make), nnx.Param)[0]

@@ -65,6 +65,20 @@ def stack(init: Callable[[Key[Array, ""]], Any], key: Key[Array, ""], count: int
     )
 
 
+def parameters_of(module: nnx.Module) -> dict[str, Any]:
+    """A module's parameters as nested dictionaries of `nnx.Param`, as `Task.init` returns them."""
+    return _nested(nnx.state(module, nnx.Param))
+
+
+def _nested(state: Any) -> Any:
+    return {name: _nested(value) for name, value in state.items()} if isinstance(state, nnx.State) else state
+
+
+def graph_of(make: Callable[[], nnx.Module]) -> nnx.GraphDef:
+    """A module's structure without its parameters: `nnx.merge(graph, nnx.State(params))` is the module."""
+    return nnx.split(nnx.eval_shape(make), nnx.Param)[0]
+
+
 def is_parameter(node: Any) -> bool:
     """Whether a tree node is a boxed parameter."""
     return isinstance(node, nnx.Variable)

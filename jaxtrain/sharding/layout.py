@@ -5,14 +5,14 @@ called by hand, in a notebook) nothing is constrained.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxtrain.sharding.rules import ACTIVATION_RULES, PARAMETER_RULES, Rules, partition_spec
+from jaxtrain.sharding.rules import Rules, partition_spec, with_own_rules
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,9 +24,14 @@ class Layout:
     activation_rules: Rules
 
     @classmethod
-    def on(cls, mesh: Mesh) -> "Layout":
-        """The standard rules on `mesh`."""
-        return cls(mesh, PARAMETER_RULES, ACTIVATION_RULES)
+    def on(cls, mesh: Mesh, own_rules: Mapping[str, Sequence[str]] | None = None) -> "Layout":
+        """The standard rules on `mesh`, and perhaps those of somebody's own logical axes.
+
+        Raises:
+            ShardingError: an own axis has the name of a standard one.
+        """
+        parameter_rules, activation_rules = with_own_rules(own_rules or {})
+        return cls(mesh, parameter_rules, activation_rules)
 
     @property
     def platform(self) -> str:

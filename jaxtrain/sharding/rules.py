@@ -39,6 +39,22 @@ class ShardingError(ConfigError):
     """A logical axis that is unknown, doesn't divide, or collides with another on the same mesh axis."""
 
 
+def with_own_rules(own: Mapping[str, Sequence[str]]) -> tuple[Rules, Rules]:
+    """The rules of parameters and of activations with somebody's own logical axes among them.
+
+    A mesh axis that splits the rows of a batch splits an own axis in parameters only, as it does with `embed`.
+
+    Raises:
+        ShardingError: an own axis has the name of a standard one.
+    """
+    for name in own:
+        if name in PARAMETER_RULES or name in ACTIVATION_RULES:
+            raise ShardingError(f"sharding.rules.{name}: this logical axis has a rule already; choose another name")
+    parameters = {name: tuple(axes) for name, axes in own.items()}
+    activations = {name: tuple(axis for axis in axes if axis not in BATCH_AXES) for name, axes in own.items()}
+    return {**PARAMETER_RULES, **parameters}, {**ACTIVATION_RULES, **activations}
+
+
 def partition_spec(
     rules: Rules, axes: Sequence[str | None], shape: Sequence[int], axis_sizes: Mapping[str, int], what: str
 ) -> PartitionSpec:

@@ -20,7 +20,7 @@ from rich.text import Text
 WINDOW = 20
 
 # A line has room for these; a bar of 80 columns only for the first.
-FIELDS = {"loss": "loss {:.4f}", "grad_norm": "grad_norm {:.2f}", "learning_rate": "lr {:.1e}"}
+FIELDS = {"loss": "loss {:.4f}", "grad_norm": "grad_norm {:.2f}", "learning_rate": "lr {:.1e}", "mfu": "mfu {:.1%}"}
 BAR_FIELDS = {"loss": FIELDS["loss"]}
 BAR_WIDTH = 20
 

@@ -8,7 +8,19 @@ from typing import Any
 
 import pytest
 
-from jaxtrain.config import Config, DecoderConfig, Section, json_schema, load
+from jaxtrain.config import (
+    Config,
+    DecoderConfig,
+    DigitsDataConfig,
+    OwnDataConfig,
+    OwnModelConfig,
+    Section,
+    VitConfig,
+    flat,
+    json_schema,
+    load,
+)
+from jaxtrain.config.data import DataSection
 from jaxtrain.config.nearest import ELSEWHERE, nearest_keys
 from jaxtrain.config.tree import ROOT, Variants, keys
 from jaxtrain.schema import main
@@ -124,20 +136,42 @@ def test_data_prepared_for_another_vocabulary_lies_elsewhere() -> None:
     assert len({(config.data.dir, config.data_vocab) for config in loaded}) == len({c.data.dir for c in loaded})
 
 
-def test_the_documented_defaults_are_the_defaults(tmp_path: Path) -> None:
-    readme = (CONFIGS / "README.md").read_text()
-    reference = readme.split("## Every key")[1].split("```yaml\n")[1].split("```")[0]
-    path = tmp_path / "reference.yml"
-    path.write_text(reference)
-    documented = load(path, ["steps=10"])
-    assert documented == Config(run_dir=Path("runs/quickstart"), steps=10)
-    variant_only = {"optimizer.momentum"} | {key for key in keys() if key.startswith("model.rope.scaling.")}
-    assert set(documented.origins) == set(keys()) - variant_only
+def documented(folder: Path, heading: str, before: str = "") -> Path:
+    """A file with the first YAML block below a heading of configs/README.md."""
+    block = (CONFIGS / "README.md").read_text().split(f"## {heading}\n")[1].split("```yaml\n")[1].split("```")[0]
+    path = folder / "reference.yml"
+    path.write_text(before + block)
+    return path
 
-    lines = reference.splitlines()
-    for key, place in documented.origins.items():
+
+def test_the_documented_defaults_are_the_defaults(tmp_path: Path) -> None:
+    path = documented(tmp_path, "Every key")
+    config = load(path, ["steps=10"])
+    assert config == Config(run_dir=Path("runs/quickstart"), steps=10)
+    variant_only = {"optimizer.momentum", "model.target", "data.target"}
+    variant_only |= {key for key in keys() if key.startswith("model.rope.scaling.")}
+    variant_only |= {f"model.{name}" for name in set(VitConfig.model_fields) - set(DecoderConfig.model_fields)}
+    assert set(config.origins) == set(keys()) - variant_only
+
+    lines = path.read_text().splitlines()
+    for key, place in config.origins.items():
         if place.startswith(str(path)):
             assert ("# ~" in lines[int(place.rpartition(":")[2]) - 1]) is keys()[key].may_change, key
+
+
+def test_the_documented_defaults_of_images_are_the_defaults(tmp_path: Path) -> None:
+    config = load(documented(tmp_path, "Images", "run_dir: r\n"), ["steps=10"])
+    assert (config.model, config.data) == (VitConfig(family="vit"), DigitsDataConfig(kind="digits"))
+    written = {key for key in config.origins if key.startswith(("model.", "data."))}
+    common = {f"data.{name}" for name in DataSection.model_fields} - {"data.kind"}
+    assert written | common == {key for key in flat(config.to_dict()) if key.startswith(("model.", "data."))}
+
+
+def test_the_documented_keys_of_own_code_are_its_arguments(tmp_path: Path) -> None:
+    config = load(documented(tmp_path, "Your own model and data", "run_dir: r\n"), ["steps=10"])
+    assert isinstance(config.model, OwnModelConfig)
+    assert isinstance(config.data, OwnDataConfig)
+    assert (config.model.own_keys, config.data.own_keys) == ({"width": 64}, {"rows": 4096})
 
 
 def test_a_config_never_changes_and_takes_no_unknown_key() -> None:

@@ -6,9 +6,9 @@ import jax
 import pytest
 
 from jaxtrain.config import DecoderConfig, load
+from jaxtrain.models.families import make_task
 from jaxtrain.models.language import LanguageTask
 from jaxtrain.models.parameters import ParameterInfo, Role, count_parameters, describe, named_leaves
-from jaxtrain.program import make_task
 from tests.sizes import PARAMETERS
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
