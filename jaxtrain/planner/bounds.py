@@ -1,0 +1,93 @@
+"""How little a training step must move: lower bounds that a compiled program is held against.
+
+All are bytes that one device sends or receives in one step, counted as the compiled program's are: the larger of
+operand and result of each collective. A program can fall below where it does something cleverer, such as looking up an
+embedding without gathering its table, or using one gather of the head for both passes.
+"""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+
+from jaxtrain.models.parameters import count_parameters
+from jaxtrain.program import Program
+from jaxtrain.sharding import BATCH_AXES
+from jaxtrain.step import with_rows
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Bytes per device and step that each kind of parallelism costs at least."""
+
+    weights: int
+    gradients: int
+    residual: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.residual
+
+
+def fsdp_bound(parameters: int, tensor: int = 1, bytes_each: int = 2) -> int:
+    """Weights split over `fsdp`: two gathers and one reduce-scatter of all that a device computes with.
+
+    The forward pass needs every weight whole once; the backward pass needs it again for the gradient of its input,
+    since keeping all gathered weights would undo the split; and each gradient is summed over the devices once and
+    left split. Each moves the whole weights of a device's tensor shard, parameters / tensor, in the compute dtype:
+    3 · bytes · parameters / tensor (ZeRO, arXiv 1910.02054, section 7.2.2, counts the same). It doesn't grow with the
+    batch, nor with micro-batches where weights are gathered once for all of them.
+    """
+    return 3 * bytes_each * parameters // tensor
+
+
+def data_bound(parameters: int, split: int, bytes_each: int = 2) -> int:
+    """Weights copied over `data`: one all-reduce of the gradient's shard, parameters / (fsdp · tensor)."""
+    return bytes_each * parameters // split
+
+
+def tensor_bound(layers: int, residual: int, recompute: bool = True) -> int:
+    """Matrices split over `tensor`, with the residual stream's sequence split over it between them.
+
+    A layer enters two tensor regions (attention, MLP) by gathering the residual and leaves each by reduce-scattering it
+    (Korthikanti et al., arXiv 2205.05198, section 4.2.2):
+
+    - forward: 2 gathers, 2 reduce-scatters;
+    - backward: the transposes, 2 gathers (of the outputs' gradients) and 2 reduce-scatters (of the inputs');
+    - recomputation with only the layer's input kept: 2 gathers, whose results the weights' gradients use too, and 1
+      reduce-scatter, since what the MLP adds isn't needed again.
+
+    Together 6 gathers and 5 reduce-scatters with recomputation; 4 and 4 where all activations are kept, gathered ones
+    included.
+
+    Args:
+        residual: bytes of the whole residual of a device's rows, [rows, sequence, embed], in the compute dtype.
+        recompute: whether the backward pass computes the layers again.
+    """
+    return layers * residual * (11 if recompute else 8)
+
+
+def bounds_of(program: Program) -> Bounds:
+    """The bounds of a program on its mesh; the residual's only for a task that is cut into layers."""
+    layout, task = program.layout, cast(Any, program.task)
+    width = jnp.dtype(program.config.precision).itemsize
+    parameters = count_parameters(program.infos)
+    fsdp, tensor, data = (layout.size(axis) for axis in ("fsdp", "tensor", "data"))
+    residual = 0
+    if tensor > 1 and hasattr(task, "layer_count"):
+        rows = layout.size(*BATCH_AXES)
+        carry = jax.eval_shape(lambda params, batch: task.embed(params, with_rows(batch), None), *_abstract(program))
+        local = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(carry)) // rows
+        residual = tensor_bound(task.layer_count, local, recompute=task.remat == "full")
+    return Bounds(
+        weights=fsdp_bound(parameters, tensor, width) if fsdp > 1 else 0,
+        gradients=data_bound(parameters, fsdp * tensor, width) if data > 1 else 0,
+        residual=residual,
+    )
+
+
+def _abstract(program: Program) -> Any:
+    """(parameters, batch) without shardings."""
+    tree = (program.state["params"], program.batch)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
