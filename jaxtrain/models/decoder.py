@@ -70,7 +70,7 @@ class Attention(nnx.Module):
         q, k = rotate(q, context), rotate(k, context)
         q, k, v = checkpoint_name(q, "query"), checkpoint_name(k, "key"), checkpoint_name(v, "value")
         mixed = causal_attention(q, k, v, context.segments, config.window)
-        mixed = checkpoint_name(constrain(mixed, "batch", "seq", "heads", "head_dim"), "attention")
+        mixed = constrain(mixed, "batch", "seq", "heads", "head_dim")
         y = leave(mixed, *with_axes(self.output))
         y = y + self.output_bias[...] if config.bias == "all" else y
         return constrain(y, "batch", "residual_seq", "embed")

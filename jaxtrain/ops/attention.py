@@ -4,9 +4,10 @@ import math
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxtrain.ops.flash_attention import flash_attention, why_not
+from jaxtrain.ops.flash_attention import ATTENTION, flash_attention, why_not
 from jaxtrain.sharding import current_layout
 
 MINIMUM_QUERY_BLOCK = 64
@@ -24,14 +25,27 @@ def causal_attention(
     """Softmax attention where a query sees the keys before it in its own segment, and itself.
 
     Each group of heads / kv_heads query heads shares a key head (grouped-query attention). `window` w limits a query to
-    the w nearest keys, itself included (Mistral, arXiv 2310.06825). Scores and softmax are float32.
+    the w nearest keys, itself included (Mistral, arXiv 2310.06825). Scores and softmax are float32. A segment is a run
+    of one id.
 
-    Queries are taken in static blocks; a block multiplies only with the keys that its last query may see, so the upper
-    triangle is neither computed nor stored.
+    On GPUs flash kernels compute it where they can, and XLA does elsewhere; which, the layout's `choices` tell. The
+    result has the name `attention` for rematerialisation.
     """
     layout = current_layout()
-    if layout is not None and layout.platform == "gpu" and why_not(q.dtype, q.shape[1], window) is None:
-        return flash_attention(q, k, v, segments, layout)
+    if layout is not None:
+        objection = why_not(layout.platform, q.dtype, q.shape[1], q.shape[3])
+        layout.choices["attention"] = f"blocks in XLA ({objection})" if objection else "flash kernels in Pallas"
+        if objection is None:
+            return flash_attention(q, k, v, segments, layout, window)
+    return checkpoint_name(_attend_in_blocks(q, k, v, segments, window), ATTENTION)
+
+
+def _attend_in_blocks(q: Array, k: Array, v: Array, segments: Array, window: int | None) -> Array:
+    """The same on any device, in blocks of queries.
+
+    A block multiplies only with the keys that its last query may see, so the upper triangle is neither computed nor
+    stored.
+    """
     rows, length, heads, head_dim = q.shape
     kv_heads = k.shape[2]
     grouped = q.reshape(rows, length, kv_heads, heads // kv_heads, head_dim)

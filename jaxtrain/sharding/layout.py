@@ -7,7 +7,7 @@ called by hand, in a notebook) nothing is constrained.
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -17,11 +17,16 @@ from jaxtrain.sharding.rules import Rules, partition_spec, with_own_rules
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """A mesh and the two rule maps."""
+    """A mesh and the two rule maps.
+
+    Attributes:
+        choices: what operations that can be computed in several ways chose when they were traced, and why, by name.
+    """
 
     mesh: Mesh
     parameter_rules: Rules
     activation_rules: Rules
+    choices: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def on(cls, mesh: Mesh, own_rules: Mapping[str, Sequence[str]] | None = None) -> "Layout":
