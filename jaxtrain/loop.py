@@ -146,6 +146,7 @@ def compile_program(program: Program, total_steps: int, checkpointer: Checkpoint
     """Compiles everything that the run will call, and waits until every process has done so."""
     with recorder.timed("compile", what="train_step"):
         train_step = program.train_step.lower(program.state, program.batch, program.abstract_inputs()).compile()
+    recorder.chose(program.layout.choices)
     eval_step = program.eval_step
     if program.config.eval.every:
         with recorder.timed("compile", what="eval_step"):

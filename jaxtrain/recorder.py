@@ -4,7 +4,7 @@ import contextlib
 import logging
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, TextIO
 
@@ -171,6 +171,11 @@ class Recorder:
         started = time.perf_counter()
         yield fields
         self._event(kind, **fields, seconds=round(time.perf_counter() - started, 3))
+
+    def chose(self, choices: Mapping[str, str]) -> None:
+        """How the compiled step computes what can be computed in several ways."""
+        for what, choice in choices.items():
+            self.message(f"{what}: {choice}")
 
     def already_complete(self, step: int) -> None:
         """The run had reached its goal before this start."""
