@@ -6,13 +6,13 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 import jax
 import numpy as np
 from rich.console import Console
 
-from jaxtrain.config import Config
+from jaxtrain.config import Config, dump
 from jaxtrain.errors import EXIT_COMPLETE, EXIT_CRASHED, EXIT_INTERRUPTED, JaxtrainError, refusing_os_errors
 from jaxtrain.models.parameters import count_parameters
 from jaxtrain.program import Program
@@ -24,6 +24,9 @@ from jaxtrain.telemetry.log import close_log, open_log
 from jaxtrain.telemetry.metrics import MetricsWriter
 from jaxtrain.telemetry.progress import TrainingProgress
 from jaxtrain.telemetry.run_info import run_info, write_json_atomically
+
+if TYPE_CHECKING:
+    from jaxtrain.telemetry.tensorboard import TensorBoardWriter
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +47,7 @@ class Recorder:
         self._claim: TextIO | None = None
         self._events: EventLog | None = None
         self._metrics: MetricsWriter | None = None
+        self._tensorboard: TensorBoardWriter | None = None
         self._rows: Any = None
         self._progress: TrainingProgress | None = None
         self._step = 0
@@ -61,7 +65,7 @@ class Recorder:
             if error is not None:
                 ending.enter_context(contextlib.suppress(OSError))
             ending.callback(close_log)
-            for closable in (self._claim, self._rows, self._events, self._metrics):
+            for closable in (self._claim, self._rows, self._events, self._metrics, self._tensorboard):
                 if closable is not None:
                     ending.callback(closable.close)
             if error is not None:
@@ -122,7 +126,7 @@ class Recorder:
             if self._config.data.log_rows:
                 self._rows = self._open_rows(position)
             if self._first:
-                self._metrics = MetricsWriter(self._directory.metrics, step)
+                self._open_metrics(step)
         self._progress = TrainingProgress(self._total, step, self._config.log_every, silent=not self._first)
         self._progress.__enter__()
         if step:
@@ -133,6 +137,7 @@ class Recorder:
         self._step = metrics["step"]
         if self._metrics is not None:
             self._metrics.write(**metrics)
+        self._to_tensorboard("train", self._step, {name: value for name, value in metrics.items() if name != "step"})
         assert self._progress is not None
         self._progress.update(metrics)
 
@@ -146,6 +151,7 @@ class Recorder:
         named = {f"eval_{name}": value for name, value in values.items()}
         if self._metrics is not None:
             self._metrics.write(step=step, **named)
+        self._to_tensorboard("eval", step, values)
         self.message(f"step {step}  " + "  ".join(f"{name} {value:.4f}" for name, value in named.items()))
 
     def saved(self, step: int, seconds: float) -> None:
@@ -193,6 +199,22 @@ class Recorder:
         code = EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", EXIT_CRASHED)
         reason = str(error) if isinstance(error, JaxtrainError) else f"{type(error).__name__}: {error}"
         self._event("stop", step=self._step, reason=reason, exit_code=code)
+
+    def _open_metrics(self, step: int) -> None:
+        """Opens what holds numbers by step, without those of steps after `step`: they will come again."""
+        directory, wanted = self._directory, self._config.telemetry
+        self._metrics = MetricsWriter(directory.metrics, step)
+        if wanted.tensorboard or directory.tensorboard.exists():
+            from jaxtrain.telemetry import tensorboard
+
+            if wanted.tensorboard:
+                self._tensorboard = tensorboard.TensorBoardWriter(directory.tensorboard, step, dump(self._config))
+            else:
+                tensorboard.drop_steps_after(directory.tensorboard, step)
+
+    def _to_tensorboard(self, group: str, step: int, values: dict[str, float]) -> None:
+        if self._tensorboard is not None:
+            self._tensorboard.write(step, {f"{group}/{name}": value for name, value in values.items()})
 
     def _event(self, kind: str, **fields: Any) -> None:
         if self._events is not None:

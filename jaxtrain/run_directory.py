@@ -36,6 +36,10 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
     def events(self) -> Path:
         return self.path / "events.jsonl"
 

@@ -30,6 +30,7 @@ from jaxtrain.config.schema import (
     EvalConfig,
     MeshConfig,
     ShardingConfig,
+    TelemetryConfig,
 )
 from jaxtrain.config.tree import flat, keys, value_at
 
@@ -58,6 +59,7 @@ __all__ = [
     "Section",
     "SgdConfig",
     "ShardingConfig",
+    "TelemetryConfig",
     "TokenDataConfig",
     "VitConfig",
     "check",

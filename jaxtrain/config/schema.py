@@ -60,6 +60,12 @@ class CheckpointConfig(Section):
     keep: Count = setting(3, "Newest checkpoints that are kept.", may_change=True, gt=0)
 
 
+class TelemetryConfig(Section):
+    """What a run writes down beside its metrics, events and logs."""
+
+    tensorboard: bool = setting(True, "Write TensorBoard files to run_dir/tensorboard.", may_change=True)
+
+
 class DistributedConfig(Section):
     """How several processes find each other; all null: from the environment, or one process."""
 
@@ -118,6 +124,7 @@ class Config(Section):
     optimizer: OptimizerConfig = section(AdamWConfig, "The optimizer.")
     eval: EvalConfig = section(EvalConfig, "Evaluation during the run.")
     checkpoint: CheckpointConfig = section(CheckpointConfig, "Checkpoints.")
+    telemetry: TelemetryConfig = section(TelemetryConfig, "What is written down.")
     distributed: DistributedConfig = section(DistributedConfig, "Several processes.")
 
     _origins: Mapping[str, str] = PrivateAttr(default_factory=dict)
