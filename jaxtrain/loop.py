@@ -17,6 +17,7 @@ from jaxtrain.data import ROW_IDS, HostBatches, Order, host_batches
 from jaxtrain.errors import CheckpointError, ConfigError, DataError, NonFiniteError, refusing_os_errors
 from jaxtrain.evaluation import Evaluator
 from jaxtrain.placement import Placement
+from jaxtrain.profiler import ProfileWindow
 from jaxtrain.program import Program, build
 from jaxtrain.recorder import Recorder
 from jaxtrain.run_directory import RunDirectory, refuse_foreign_run
@@ -64,7 +65,8 @@ def run(config: Config, devices: Sequence[jax.Device]) -> None:
             del verified
         compiled = compile_program(program, total_steps, checkpointer, recorder)
         state, meta = restore_or_initialise(program, checkpointer, recorder, data.hash)
-        training = Training(config, program, compiled, data, checkpointer, recorder, state, meta, total_steps)
+        profile = ProfileWindow(config.profile, directory.profile(jax.process_index()), recorder.profiled)
+        training = Training(config, program, compiled, data, checkpointer, recorder, profile, state, meta, total_steps)
         with contextlib.closing(training):
             training.run()
         recorder.completed(training.meta.step)
@@ -200,6 +202,7 @@ class Training:
         data: TrainingData,
         checkpointer: Checkpointer,
         recorder: Recorder,
+        profile: ProfileWindow,
         state: Any,
         meta: Meta,
         total_steps: int,
@@ -209,6 +212,7 @@ class Training:
         self._compiled = compiled
         self._checkpointer = checkpointer
         self._recorder = recorder
+        self._profile = profile
         self._state = state
         self._total = total_steps
         self._in_flight: deque[_InFlight] = deque()
@@ -228,6 +232,7 @@ class Training:
 
     def run(self) -> None:
         """To the last step, saved."""
+        self._profile.begin(self.meta.step, self._state)
         while self.meta.step < self._total and self._dispatch():
             reached = self.meta.step + len(self._in_flight)
             due = self._is_due(reached)
@@ -239,7 +244,8 @@ class Training:
         self._finish()
 
     def close(self) -> None:
-        """Ends the data pipeline; a save that is running is finished."""
+        """Ends the data pipeline and the profile; a save that is running is finished."""
+        self._profile.close()
         self._batches.close()
         self._checkpointer.settle()
 
@@ -266,7 +272,8 @@ class Training:
         waited = time.perf_counter() - asked if starved else 0.0
         rows = host_batch.pop(ROW_IDS)
         batch = self._place(host_batch)
-        self._state, metrics = self._compiled.train_step(self._state, batch, self._compiled.inputs)
+        with self._profile.step(self.meta.step + len(self._in_flight) + 1):
+            self._state, metrics = self._compiled.train_step(self._state, batch, self._compiled.inputs)
         position = self.meta.position + len(self._in_flight) * self.config.global_batch
         self._in_flight.append(_InFlight(metrics, asked, waited, position, rows))
         return True
@@ -311,7 +318,7 @@ class Training:
         self._recorder.skipped(attempted, position, f"{found}; update skipped, {self.meta.skipped} so far")
 
     def _is_due(self, step: int) -> bool:
-        return step >= self._total or self._eval_due(step) or self._save_due(step)
+        return step >= self._total or self._eval_due(step) or self._save_due(step) or self._profile.turns(step)
 
     def _eval_due(self, step: int) -> bool:
         return bool(self.config.eval.every) and step % self.config.eval.every == 0
@@ -321,10 +328,12 @@ class Training:
 
     def _at_boundary(self) -> None:
         step = self.meta.step
+        self._profile.end(step, self._state)
         if step < self._total and self._eval_due(step):
             self._evaluate_now()
         if step < self._total and self._save_due(step):
             self._save()
+        self._profile.begin(step, self._state)
 
     def _evaluate_now(self) -> None:
         assert self._evaluate is not None

@@ -154,6 +154,15 @@ class Recorder:
         self._to_tensorboard("eval", step, values)
         self.message(f"step {step}  " + "  ".join(f"{name} {value:.4f}" for name, value in named.items()))
 
+    def profiled(self, first: int, last: int, seconds: float) -> None:
+        """A trace that this process has written."""
+        self._event("profile", first=first, last=last, seconds=round(seconds, 3))
+        folder = self._directory.profile(self._process)
+        self.message(
+            f"steps {first} to {last} are traced in {folder}; open its trace.json.gz at https://ui.perfetto.dev, "
+            f"or the folder with XProf: xprof --logdir {folder}"
+        )
+
     def saved(self, step: int, seconds: float) -> None:
         """A checkpoint that was committed; called from the saving thread."""
         self._event("save", step=step, seconds=round(seconds, 3))

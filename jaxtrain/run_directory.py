@@ -39,6 +39,10 @@ class RunDirectory:
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
 
+    def profile(self, process: int) -> Path:
+        """What this process's profiler writes; two processes of one host would write to the same file."""
+        return self.path / "profile" / f"process-{process}"
+
     @property
     def events(self) -> Path:
         return self.path / "events.jsonl"

@@ -29,6 +29,7 @@ from jaxtrain.config.schema import (
     DistributedConfig,
     EvalConfig,
     MeshConfig,
+    ProfileConfig,
     ShardingConfig,
     TelemetryConfig,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "OptimizerConfig",
     "OwnDataConfig",
     "OwnModelConfig",
+    "ProfileConfig",
     "RopeConfig",
     "RopeScaling",
     "Schedule",

@@ -36,6 +36,7 @@ def check(config: Config, origins: Mapping[str, str] | None = None) -> None:
         *_length(config),
         *_remat(config),
         *_warmup(config, config.steps),
+        *_profile(config, config.steps),
         *_mesh(config.mesh),
         *_data(config),
         *_distributed(config),
@@ -50,8 +51,8 @@ def check_layout(config: Config, axis_sizes: Mapping[str, int], origins: Mapping
 
 
 def check_steps(config: Config, steps: int, origins: Mapping[str, str] | None = None) -> None:
-    """Raise ConfigError if the schedule doesn't fit a run of so many steps, known here also where the data sets it."""
-    _raise(_warmup(config, steps), config.origins if origins is None else origins)
+    """Raise ConfigError if what counts steps doesn't fit a run of so many, known here also where the data sets it."""
+    _raise([*_warmup(config, steps), *_profile(config, steps)], config.origins if origins is None else origins)
 
 
 def resolve_mesh(mesh: MeshConfig, devices: int, origins: Mapping[str, str] | None = None) -> dict[str, int]:
@@ -197,6 +198,17 @@ def _warmup(config: Config, steps: int | None) -> Iterator[Problem]:
         yield Problem(
             ("optimizer.schedule.warmup", "steps"),
             f"optimizer.schedule.warmup={warmup} is longer than the run, steps={steps}; it may be at most {steps}",
+        )
+
+
+def _profile(config: Config, steps: int | None) -> Iterator[Problem]:
+    start, count = config.profile.start, config.profile.steps
+    if start is not None and steps is not None and start + count - 1 > steps:
+        fitting = f"profile.start may be at most {steps - count + 1}" if count <= steps else f"the run has {steps}"
+        yield Problem(
+            ("profile.start", "profile.steps", "steps"),
+            f"profile.start={start} with profile.steps={count} is a window up to step {start + count - 1}, but the "
+            f"run ends at step {steps}; {fitting}",
         )
 
 

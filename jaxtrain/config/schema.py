@@ -66,6 +66,13 @@ class TelemetryConfig(Section):
     tensorboard: bool = setting(True, "Write TensorBoard files to run_dir/tensorboard.", may_change=True)
 
 
+class ProfileConfig(Section):
+    """A window of steps that JAX's profiler traces, to run_dir/profile."""
+
+    start: Count | None = setting(None, "First step that is traced; null: none.", may_change=True, gt=0)
+    steps: Count = setting(3, "Steps that are traced.", may_change=True, gt=0)
+
+
 class DistributedConfig(Section):
     """How several processes find each other; all null: from the environment, or one process."""
 
@@ -125,6 +132,7 @@ class Config(Section):
     eval: EvalConfig = section(EvalConfig, "Evaluation during the run.")
     checkpoint: CheckpointConfig = section(CheckpointConfig, "Checkpoints.")
     telemetry: TelemetryConfig = section(TelemetryConfig, "What is written down.")
+    profile: ProfileConfig = section(ProfileConfig, "The profiler's window.")
     distributed: DistributedConfig = section(DistributedConfig, "Several processes.")
 
     _origins: Mapping[str, str] = PrivateAttr(default_factory=dict)

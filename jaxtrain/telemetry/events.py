@@ -25,6 +25,7 @@ class EventLog:
     | compile | `what`, `seconds`                          |
     | save    | `step`, `seconds`                          |
     | eval    | `step`, `loss`, `seconds`                  |
+    | profile | `first`, `last` traced step, `seconds`     |
     | skip    | `step`, `position`, `reason`               |
     | stop    | `step`, `reason`, `exit_code`              |
     """

@@ -33,7 +33,7 @@ MAY_CHANGE = {
     "remat_offload", "run_dir", "deterministic", "non_finite",
     "data.dir", "data.workers", "data.prefetch", "data.log_rows", "data.source", "model.loss.chunk",
 }  # fmt: skip
-SECTIONS_THAT_MAY_CHANGE = {"mesh", "sharding", "distributed", "eval", "checkpoint", "telemetry"}
+SECTIONS_THAT_MAY_CHANGE = {"mesh", "sharding", "distributed", "eval", "checkpoint", "telemetry", "profile"}
 
 
 def classes(variants: Variants = ROOT) -> list[type[Section]]:
