@@ -16,6 +16,7 @@ from jaxtrain.config import Config, check_steps, keys, value_at
 from jaxtrain.data import ROW_IDS, HostBatches, Order, host_batches
 from jaxtrain.errors import CheckpointError, ConfigError, DataError, NonFiniteError, refusing_os_errors
 from jaxtrain.evaluation import Evaluator
+from jaxtrain.norms import name_norms
 from jaxtrain.placement import Placement
 from jaxtrain.profiler import ProfileWindow
 from jaxtrain.program import Program, build
@@ -209,6 +210,7 @@ class Training:
     ):
         self.config = config
         self.meta = meta
+        self._infos = program.infos
         self._compiled = compiled
         self._checkpointer = checkpointer
         self._recorder = recorder
@@ -280,6 +282,7 @@ class Training:
 
     def _read(self, step: _InFlight) -> None:
         """Waits for a dispatched step and takes its numbers."""
+        norms = step.metrics.pop("norms", None)
         metrics = {name: value.item() for name, value in jax.device_get(step.metrics).items()}
         now = time.perf_counter()
         seconds = now - max(self._read_at, step.asked)
@@ -297,6 +300,8 @@ class Training:
         if self._peak is not None:
             metrics["mfu"] = model_flops_utilisation(self._step_flops, seconds, self._peak)
         self._recorder.step({**metrics, "data_wait": min(step.waited / seconds, 1.0)})
+        if norms is not None and self.meta.step % self.config.telemetry.norms_every == 0:
+            self._recorder.norms(self.meta.step, name_norms(self._infos, jax.device_get(norms)))
 
     def _advanced(self, step: int, skipped: bool) -> Meta:
         position = self.meta.position + self.config.global_batch

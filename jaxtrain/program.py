@@ -20,6 +20,7 @@ from jaxtrain.models.families import make_task, remat_of
 from jaxtrain.models.parameters import ParameterInfo, describe, named_leaves, path_name, unbox
 from jaxtrain.models.remat import refuse_unknown_names
 from jaxtrain.models.task import Task
+from jaxtrain.norms import measure_norms
 from jaxtrain.optimizer import make_optimizer, schedule_inputs
 from jaxtrain.sharding import BATCH_AXES, Layout, make_mesh, use_layout
 from jaxtrain.sharding.table import TableRow, parameter_rows, refuse_silent_replication
@@ -115,7 +116,8 @@ def build(config: Config, devices: Sequence[jax.Device]) -> Program:
     cast = functools.partial(cast_for_compute, infos=infos, dtype=jnp.dtype(config.precision), layout=layout)
     batch = _abstract_batch(task, config.global_batch, layout)
     eval_batch = _abstract_batch(task, config.eval_batch, layout)
-    train_step = make_train_step(task, _gradient(config, task, cast, layout), optimizer, config.optimizer.clip)
+    norms = functools.partial(measure_norms, infos) if config.telemetry.norms_every else None
+    train_step = make_train_step(task, _gradient(config, task, cast, layout), optimizer, config.optimizer.clip, norms)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
     on = functools.partial(_on, layout, MATMUL_PRECISION[config.precision])
     program = Program(

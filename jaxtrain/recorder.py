@@ -22,6 +22,7 @@ from jaxtrain.telemetry.events import EventLog
 from jaxtrain.telemetry.jsonl import encode, lines_below, replace_file
 from jaxtrain.telemetry.log import close_log, open_log
 from jaxtrain.telemetry.metrics import MetricsWriter
+from jaxtrain.telemetry.norms import NamedNorms, as_json, layer_by_layer, update_ratios
 from jaxtrain.telemetry.progress import TrainingProgress
 from jaxtrain.telemetry.run_info import run_info, write_json_atomically
 
@@ -47,6 +48,7 @@ class Recorder:
         self._claim: TextIO | None = None
         self._events: EventLog | None = None
         self._metrics: MetricsWriter | None = None
+        self._norms: MetricsWriter | None = None
         self._tensorboard: TensorBoardWriter | None = None
         self._rows: Any = None
         self._progress: TrainingProgress | None = None
@@ -65,7 +67,7 @@ class Recorder:
             if error is not None:
                 ending.enter_context(contextlib.suppress(OSError))
             ending.callback(close_log)
-            for closable in (self._claim, self._rows, self._events, self._metrics, self._tensorboard):
+            for closable in (self._claim, self._rows, self._events, self._metrics, self._norms, self._tensorboard):
                 if closable is not None:
                     ending.callback(closable.close)
             if error is not None:
@@ -154,6 +156,14 @@ class Recorder:
         self._to_tensorboard("eval", step, values)
         self.message(f"step {step}  " + "  ".join(f"{name} {value:.4f}" for name, value in named.items()))
 
+    def norms(self, step: int, norms: NamedNorms) -> None:
+        """The norms of a finished step."""
+        if self._norms is not None:
+            self._norms.write(step=step, **as_json(norms))
+        for kind, values in norms.items():
+            self._to_tensorboard(kind, step, dict(layer_by_layer(values)))
+        self._to_tensorboard("update_ratio", step, update_ratios(norms))
+
     def profiled(self, first: int, last: int, seconds: float) -> None:
         """A trace that this process has written."""
         self._event("profile", first=first, last=last, seconds=round(seconds, 3))
@@ -213,6 +223,8 @@ class Recorder:
         """Opens what holds numbers by step, without those of steps after `step`: they will come again."""
         directory, wanted = self._directory, self._config.telemetry
         self._metrics = MetricsWriter(directory.metrics, step)
+        if wanted.norms_every or directory.norms.exists():
+            self._norms = MetricsWriter(directory.norms, step)
         if wanted.tensorboard or directory.tensorboard.exists():
             from jaxtrain.telemetry import tensorboard
 

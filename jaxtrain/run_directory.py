@@ -36,6 +36,10 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     @property
+    def norms(self) -> Path:
+        return self.path / "norms.jsonl"
+
+    @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
 

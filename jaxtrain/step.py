@@ -33,13 +33,18 @@ def with_rows(batch: Batch) -> Batch:
 
 
 def make_train_step(
-    task: Task, gradient: Gradient, optimizer: optax.GradientTransformation, clip: float | None
+    task: Task,
+    gradient: Gradient,
+    optimizer: optax.GradientTransformation,
+    clip: float | None,
+    norms: Callable[[Any, Any, Any], Array] | None = None,
 ) -> Callable[[State, Batch, StepInputs], tuple[State, Metrics]]:
     """(state, global batch, inputs) -> (state after one update, metrics).
 
     Metrics: loss, grad_norm (before clipping), learning_rate (that was applied), tokens (counted ones of this batch),
     step (updates done), skipped. Where the loss or the gradient's norm isn't finite, the whole state, step included,
-    stays bit-unchanged and `skipped` is true.
+    stays bit-unchanged and `skipped` is true. With `norms` (gradients, parameters before, and after the update ->
+    array) there is one metric more, named so.
     """
 
     def train_step(state: State, batch: Batch, inputs: StepInputs) -> tuple[State, Metrics]:
@@ -51,8 +56,10 @@ def make_train_step(
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         rate = learning_rate(state["step"] + 1, inputs["schedule"])
         updated = _update(state, clip_by_norm(gradients, norm, clip), optimizer, rate)
-        state = keep_if(finite, updated, state)
         metrics = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "tokens": task.counted(batch)}
+        if norms is not None:
+            metrics["norms"] = norms(gradients, state["params"], updated["params"])
+        state = keep_if(finite, updated, state)
         return state, {**metrics, "step": state["step"], "skipped": ~finite}
 
     return train_step

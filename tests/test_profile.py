@@ -9,6 +9,7 @@ import pytest
 
 from jaxtrain.data import RowTable
 from jaxtrain.errors import ConfigError
+from jaxtrain.telemetry.jsonl import read
 from tests.faults import with_nan_row
 from tests.runs import (
     STRAIGHT,
@@ -162,3 +163,4 @@ def test_each_of_two_processes_writes_its_own_trace_of_the_same_steps(tmp_path: 
         (trace,) = traces(tmp_path / "run", process)
         assert traced_steps(trace) == [4, 5]
     assert len(events(tmp_path / "run", "profile")) == 1
+    assert [line["step"] for line in read(tmp_path / "run" / "norms.jsonl")] == [5, 10], "of process 0 alone"

@@ -64,6 +64,10 @@ class TelemetryConfig(Section):
     """What a run writes down beside its metrics, events and logs."""
 
     tensorboard: bool = setting(True, "Write TensorBoard files to run_dir/tensorboard.", may_change=True)
+    norms_every: Count = setting(
+        0, "Steps between lines of norms.jsonl: gradient, weight and update of each layer; 0: none.",
+        may_change=True, ge=0,
+    )  # fmt: skip
 
 
 class ProfileConfig(Section):
