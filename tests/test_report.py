@@ -4,12 +4,16 @@ import sys
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from jaxtrain import report
 from jaxtrain.errors import EXIT_BAD_INPUT, EXIT_COMPLETE, ConfigError
 from jaxtrain.telemetry.events import EventLog
 from jaxtrain.telemetry.metrics import MetricsWriter
+from jaxtrain.telemetry.norms import as_json
+from jaxtrain.telemetry.pictures import evaluation_title, running_median
+from jaxtrain.telemetry.run_files import read_run
 from jaxtrain.telemetry.run_info import write_json_atomically
 
 
@@ -24,7 +28,8 @@ def run_dir(tmp_path):
         for step in range(1, 11):
             write_step(metrics, step)
             if step % 5 == 0:
-                metrics.write(step=step, eval_loss=8.0 if step == 5 else 8.5, eval_tokens=50)
+                metrics.write(step=step, eval_loss=8.0 if step == 5 else 8.5, eval_accuracy=0.25)
+                metrics.write(step=step, eval_code_loss=7.0 if step == 5 else math.nan)
     with EventLog(path / "events.jsonl") as events:
         events.write("start", step=0, steps=12)
         events.write("save", step=4, seconds=0.5)
@@ -32,6 +37,7 @@ def run_dir(tmp_path):
         for _ in range(2):  # the second time after a crash
             events.write("skip", step=6, position=48, reason="non-finite")
         events.write("save", step=8, seconds=1.5)
+        events.write("profile", first=7, last=9, seconds=0.5)
         events.write("stop", step=10, reason="interrupted", exit_code=130)
     return path
 
@@ -49,18 +55,21 @@ def write_step(metrics, step, **changed):
 
 
 def test_the_summary_tells_what_happened(run_dir):
-    rows = report.summary(report.read_run(run_dir))
+    rows = report.summary(read_run(run_dir))
     assert rows.pop("wall time").startswith("0:00:0")
     assert rows == {
         "steps": "10 of 12",
         "training loss": "9.9000 first, 9.0000 last",
         "evaluation loss": "8.0000 best (step 5), 8.5000 last",
+        "evaluation accuracy": "0.25 last",
+        "evaluation loss, code": "7.0000 best (step 5), nan last",
         "tokens": "1,000",
         "tokens per second": "1,006 median",
         "seconds per step": "0.55 median",
         "waiting for data": "4.5% of the step time",
         "restarts": "1",
         "saves": "2, 1 s median, 1.5 s longest",
+        "profiled": "steps 7 to 9",
         "updates skipped": "1",
         "code": "0123456789ab with uncommitted changes",
         "ended": "interrupted (exit code 130)",
@@ -74,7 +83,7 @@ def test_the_command_prints_the_summary_and_draws_into_the_run(run_dir, capsys):
     assert "10 of 12" in printed
     assert str(run_dir / "loss.png") in printed
     height, width, _ = imread(run_dir / "loss.png").shape
-    assert (width, height) == (1800, 1100)
+    assert (width, height) == (1800, 1320)
 
 
 def test_output_names_the_picture(run_dir, tmp_path):
@@ -113,7 +122,7 @@ def test_a_picture_that_cannot_be_written_is_one_clear_line(run_dir, capsys):
 def test_a_broken_file_is_named(run_dir, name, says):
     (run_dir / name).write_text("{[\n")
     with pytest.raises(ConfigError, match=says) as caught:
-        report.read_run(run_dir)
+        read_run(run_dir)
     assert str(caught.value).startswith(str(run_dir / name))
 
 
@@ -122,7 +131,7 @@ def test_metrics_alone_are_enough(run_dir, tmp_path):
     with MetricsWriter(bare / "metrics.jsonl", 0) as metrics:
         metrics.write(step=1, loss=2.0)
     assert report.main([str(bare)]) == EXIT_COMPLETE
-    assert report.summary(report.read_run(bare)) == {
+    assert report.summary(read_run(bare)) == {
         "steps": "1",
         "training loss": "2.0000 first, 2.0000 last",
         "ended": "unknown (events.jsonl tells of no start)",
@@ -132,25 +141,25 @@ def test_metrics_alone_are_enough(run_dir, tmp_path):
 def test_a_start_after_the_last_stop_is_not_yet_ended(run_dir):
     with EventLog(run_dir / "events.jsonl") as events:
         events.write("start", step=10)
-    assert report.how_it_ended(report.read_run(run_dir)) == "still running, or killed without a word"
+    assert report.how_it_ended(read_run(run_dir)) == "still running, or killed without a word"
 
 
 def test_steps_left_open_by_the_config_are_those_that_the_start_told(run_dir):
     (run_dir / "config.yml").write_text("steps: null\n")
-    assert report.read_run(run_dir).planned == 12
+    assert read_run(run_dir).planned == 12
 
 
 def test_starts_of_other_processes_are_no_restarts(run_dir):
     with EventLog(run_dir / "events.jsonl", process=1) as events:
         events.write("start", step=10)
-    assert report.read_run(run_dir).restarts == [4]
+    assert read_run(run_dir).restarts == [4]
 
 
 def test_a_start_that_found_the_run_complete_is_no_restart(run_dir):
     with EventLog(run_dir / "events.jsonl") as events:
         events.write("start", step=12)
         events.write("stop", step=12, reason="already complete", exit_code=EXIT_COMPLETE)
-    run = report.read_run(run_dir)
+    run = read_run(run_dir)
     assert run.restarts == [4]
     assert report.how_it_ended(run) == "already complete (exit code 0)"
 
@@ -158,16 +167,34 @@ def test_a_start_that_found_the_run_complete_is_no_restart(run_dir):
 def test_an_evaluation_repeated_after_a_restart_counts_once(run_dir):
     with MetricsWriter(run_dir / "metrics.jsonl", 10) as metrics:
         metrics.write(step=10, eval_loss=7.0)
-    run = report.read_run(run_dir)
+    run = read_run(run_dir)
     assert [(line["step"], line["eval_loss"]) for line in run.evaluations] == [(5, 8.0), (10, 7.0)]
 
 
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("eval_loss", "evaluation loss"),
+        ("eval_code_loss", "evaluation loss, code"),
+        ("eval_word_errors", "evaluation word errors"),
+    ],
+)
+def test_an_evaluation_is_named_by_its_metric_and_its_set(name, title):
+    assert evaluation_title(name) == title
+
+
+def figures(run_dir, monkeypatch, tmp_path):
+    """The figures that `draw` saves, by the names of their files."""
+    saved = {}
+    monkeypatch.setattr(Figure, "savefig", lambda figure, picture: saved.update({picture.name: figure}))
+    pictures = report.draw(read_run(run_dir), tmp_path / "picture.png")
+    assert [picture.name for picture in pictures] == list(saved)
+    return saved
+
+
 def drawn(run_dir, monkeypatch, tmp_path):
-    """The figure that `draw` saves."""
-    figures = []
-    monkeypatch.setattr(report.Figure, "savefig", lambda figure, picture: figures.append(figure))
-    report.draw(report.read_run(run_dir), tmp_path / "picture.png")
-    return figures[0]
+    """The figure of the losses."""
+    return figures(run_dir, monkeypatch, tmp_path)["picture.png"]
 
 
 def texts(axes):
@@ -175,22 +202,24 @@ def texts(axes):
 
 
 def test_the_picture_shows_losses_evaluations_restarts_and_the_learning_rate(run_dir, monkeypatch, tmp_path):
-    losses, rate = drawn(run_dir, monkeypatch, tmp_path).axes
+    losses, rate, speed = drawn(run_dir, monkeypatch, tmp_path).axes
     labels = {line.get_label(): line for line in losses.lines}
     assert list(labels["training, each step"].get_ydata()) == pytest.approx([10 - step / 10 for step in range(1, 11)])
     assert list(labels["evaluation"].get_xdata()) == [5, 10]
+    assert list(labels["evaluation, code"].get_xdata()) == [5]
     assert "restart at 4" in texts(losses)
     assert losses.get_ylabel() == "loss (nats)"
     assert losses.get_yscale() == "linear"
-    assert rate.get_xlabel() == "step (optimizer updates)"
     assert list(rate.lines[0].get_ydata()) == [1e-3] * 10
+    assert list(speed.lines[0].get_ydata()) == list(range(1001, 1011))
+    assert speed.get_xlabel() == "step (optimizer updates)"
 
 
 def test_many_restarts_are_marked_but_named_once(run_dir, monkeypatch, tmp_path):
     with EventLog(run_dir / "events.jsonl") as events:
         for step in (5, 6, 6, 7, 8, 9):
             events.write("start", step=step)
-    losses, _ = drawn(run_dir, monkeypatch, tmp_path).axes
+    losses, *_ = drawn(run_dir, monkeypatch, tmp_path).axes
     assert texts(losses) == ["first of 7 restarts"]
     marks = [line.get_xdata()[0] for line in losses.lines if list(line.get_ydata()) == [0, 1]]
     assert marks == [4, 5, 6, 6, 7, 8, 9]
@@ -202,7 +231,7 @@ def test_a_spike_is_cut_off_and_the_picture_says_so(run_dir, monkeypatch, tmp_pa
         write_step(metrics, 12, loss=math.nan)
         for step in range(13, 17):
             write_step(metrics, step)
-    losses, _ = drawn(run_dir, monkeypatch, tmp_path).axes
+    losses, *_ = drawn(run_dir, monkeypatch, tmp_path).axes
     bottom, top = losses.get_ylim()
     assert 8 < bottom < 8.4 < 9.9 < top < 20
     assert "losses up to 4e+05 are cut off" in texts(losses)
@@ -215,6 +244,66 @@ def test_a_fast_fall_from_the_first_loss_is_no_spike(tmp_path, monkeypatch):
     (losses,) = drawn(tmp_path, monkeypatch, tmp_path).axes
     assert losses.get_ylim()[1] > 9.0
     assert texts(losses) == []
+
+
+def norms_of(step, **changed):
+    """Two layers of two stacked parameters, and a table beside them."""
+    gradient = {"embed.table": 0.5, "layers.down": [3.0, 30.0 * step], "layers.up": [4.0, 40.0 * step]}
+    ones = {"embed.table": 1.0, "layers.down": [0.6, 0.6], "layers.up": [0.8, 0.8]}
+    tenth = {"embed.table": 0.1, "layers.down": [0.06, 0.06], "layers.up": [0.08, 0.08]}
+    return as_json({"gradient_norm": gradient, "parameter_norm": ones, "update_norm": tenth} | changed)
+
+
+def write_norms(run_dir, steps, **changed):
+    with MetricsWriter(run_dir / "norms.jsonl", 0) as norms:
+        for step in steps:
+            norms.write(step=step, **norms_of(step, **changed))
+
+
+def heat(axes):
+    """Rows by name, with the colours' values in the order of the columns."""
+    (mesh,) = axes.collections
+    rows = mesh.get_array().reshape(len(axes.get_yticks()), -1)
+    return dict(zip([label.get_text() for label in axes.get_yticklabels()], rows.tolist(), strict=True))
+
+
+def test_norms_are_drawn_layer_by_step(run_dir, monkeypatch, tmp_path):
+    write_norms(run_dir, [2, 4, 8])
+    gradient, ratio, *_ = figures(run_dir, monkeypatch, tmp_path)["picture-norms.png"].axes
+    assert heat(gradient) == {"layers 0": [5.0] * 3, "layers 1": [100.0, 200.0, 400.0], "embed": [0.5] * 3}
+    assert {name: pytest.approx([0.1] * 3) for name in ("layers 0", "layers 1", "embed")} == heat(ratio)
+    assert sorted({*gradient.collections[0].get_coordinates()[0, :, 0]}) == [0, 2, 4, 8]
+
+
+def test_norms_that_are_not_finite_or_zero_have_no_colour(run_dir, monkeypatch, tmp_path):
+    still = {"embed.table": 0.0, "layers.down": [0.0, 0.0], "layers.up": [0.0, math.inf]}
+    write_norms(run_dir, [2, 4], gradient_norm=still, parameter_norm=still)
+    gradient, ratio, *_ = figures(run_dir, monkeypatch, tmp_path)["picture-norms.png"].axes
+    assert not gradient.collections
+    assert not ratio.collections
+    assert (gradient.get_ylabel(), ratio.get_ylabel()) == ("gradient norm: none", "update / parameter: none")
+
+
+def test_a_long_run_has_columns_with_the_largest_norms(run_dir, monkeypatch, tmp_path):
+    spike = {"embed.table": 9.0, "layers.down": [1.0], "layers.up": [1.0]}
+    write_norms(run_dir, range(1, 1001))
+    with MetricsWriter(run_dir / "norms.jsonl", 1000) as norms:
+        norms.write(step=1001, **norms_of(1001, gradient_norm=spike))
+        for step in range(1002, 2001):
+            norms.write(step=step, **norms_of(1))
+    gradient, *_ = figures(run_dir, monkeypatch, tmp_path)["picture-norms.png"].axes
+    embed = heat(gradient)["embed"]
+    assert len(embed) == 400
+    assert embed.count(9.0) == 1
+    assert embed.count(0.5) == 399
+
+
+def test_the_command_draws_norms_into_the_run(run_dir, capsys):
+    write_norms(run_dir, [2, 4])
+    (run_dir / "norms.jsonl").open("a").write('{"step": 6}\n')
+    assert report.main([str(run_dir)]) == EXIT_COMPLETE
+    assert str(run_dir / "norms.png") in capsys.readouterr().out
+    assert (run_dir / "norms.png").exists()
 
 
 @pytest.mark.filterwarnings("error")
@@ -231,13 +320,13 @@ def test_any_losses_can_be_drawn(tmp_path, losses):
 def test_the_running_median_passes_over_outliers_and_nan():
     values = np.full(200, 3.0)
     values[50], values[120] = 1e9, np.nan
-    centres, medians = report.running_median(values)
+    centres, medians = running_median(values)
     assert list(centres) == list(range(200))
     assert list(medians) == [3.0] * 200
 
 
 def test_the_running_median_of_a_long_curve_has_few_points_and_both_ends():
-    centres, medians = report.running_median(np.arange(100_000.0), points=50)
+    centres, medians = running_median(np.arange(100_000.0), points=50)
     assert len(centres) == len(medians) == 50
     assert (centres[0], centres[-1]) == (0, 99_999)
     assert medians[25] == centres[25]
