@@ -1,6 +1,17 @@
 """Checkpoints without a layout: complete and verified, or they don't exist."""
 
-from jaxtrain.checkpoint.checkpointer import Checkpointer, Meta
+from jaxtrain.checkpoint.checkpointer import Checkpointer
 from jaxtrain.checkpoint.directory import list_checkpoints, state_path, step_path
+from jaxtrain.checkpoint.meta import Meta
+from jaxtrain.checkpoint.part import Saved, open_saved, restore_part
 
-__all__ = ["Checkpointer", "Meta", "list_checkpoints", "state_path", "step_path"]
+__all__ = [
+    "Checkpointer",
+    "Meta",
+    "Saved",
+    "list_checkpoints",
+    "open_saved",
+    "restore_part",
+    "state_path",
+    "step_path",
+]

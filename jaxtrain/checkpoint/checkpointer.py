@@ -6,22 +6,20 @@ A checkpoint is one Orbax composite, committed as a whole: `state`, which plain 
 
 import contextlib
 import importlib.metadata
-import json
 import logging
 import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
-from etils import epath
-from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 
 from jaxtrain import distributed
+from jaxtrain.checkpoint.arrays import Types, array_types, read_arrays, read_by_all, state_handler, verify
 from jaxtrain.checkpoint.checksum import as_text, content_sums
 from jaxtrain.checkpoint.directory import (
     Listing,
@@ -32,38 +30,12 @@ from jaxtrain.checkpoint.directory import (
     state_path,
     step_path,
 )
-from jaxtrain.checkpoint.tree import from_plain, to_plain
+from jaxtrain.checkpoint.meta import Meta, Unreadable, read_meta
+from jaxtrain.checkpoint.tree import to_plain
 from jaxtrain.errors import CheckpointError, ConfigError, first_line
-from jaxtrain.models.parameters import named_leaves
 
-FORMAT = 1
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Meta:
-    """What a checkpoint says of itself beside the arrays.
-
-    Attributes:
-        position: rows of the data order consumed so far; a state of its own beside the step.
-        skipped: updates skipped so far for non-finite numbers.
-        config: the resolved config as plain data.
-        data_hash: the data set's manifest hash.
-    """
-
-    step: NonNegativeInt
-    position: NonNegativeInt
-    skipped: NonNegativeInt
-    config: dict[str, Any]
-    data_hash: str
-    checksums: dict[str, str] = field(default_factory=dict)
-    arrays: dict[str, list[Any]] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
-    format: int = FORMAT
-
-
-_META = TypeAdapter(Meta)
 
 
 class Checkpointer:
@@ -91,7 +63,7 @@ class Checkpointer:
         self._pending: tuple[int, float] | None = None
         self._sums: Callable[[Any], dict[str, jax.Array]] = jax.jit(content_sums)
         self._orbax = ocp.AsyncCheckpointer(
-            ocp.CompositeCheckpointHandler(state=_state_handler(), meta=ocp.JsonCheckpointHandler()),
+            ocp.CompositeCheckpointHandler(state=state_handler(), meta=ocp.JsonCheckpointHandler()),
             async_options=ocp.options.AsyncOptions(post_finalization_callback=self._committed),
         )
 
@@ -123,7 +95,7 @@ class Checkpointer:
         complete = replace(
             meta,
             checksums=as_text(jax.device_get(self._sums(state))),
-            arrays=_array_types(plain),
+            arrays=array_types(state),
             versions={name: importlib.metadata.version(name) for name in _PACKAGES},
         )
         self._pending = (meta.step, time.monotonic())
@@ -170,7 +142,7 @@ class Checkpointer:
         for step in listing.steps:
             try:
                 restored = self._restore(step, abstract_state)
-            except _Unreadable as problem:
+            except Unreadable as problem:
                 path = step_path(self.directory, step)
                 _log.warning("checkpoint %s can't be read and is not used: %s", path, problem)
                 unusable.append((path, "unreadable"))
@@ -189,39 +161,20 @@ class Checkpointer:
         """The description of the newest complete checkpoint whose description can be read."""
         for step in list_checkpoints(self.directory).steps:
             try:
-                return _read_meta(self.directory, step)
-            except _Unreadable:
+                return read_meta(self.directory, step)
+            except Unreadable:
                 continue
         return None
 
     def _restore(self, step: int, abstract_state: Any) -> tuple[Any, Meta]:
-        plain = to_plain(abstract_state)
-        read: tuple[Meta, Any] | _Unreadable
-        try:
-            read = self._read(step, plain)
-        except _Unreadable as error:
-            read = error
-        # Checking the content is a computation of all processes: one that has nothing to check must not be waited for.
-        if not distributed.all_agree(not isinstance(read, _Unreadable)):
-            raise read if isinstance(read, _Unreadable) else _Unreadable("another process could not read it")
-        assert not isinstance(read, _Unreadable), "all agreed that it is readable"
-        meta, restored = read
-        state = from_plain(restored, abstract_state)
-        wrong = _wrong_sums(as_text(jax.device_get(self._sums(state))), meta.checksums)
-        if wrong:
-            raise _Unreadable(f"the content of {', '.join(wrong[:3])} differs from its checksum")
-        return state, meta
+        def read() -> tuple[Any, Meta]:
+            meta = read_meta(self.directory, step)
+            _refuse_other_arrays(step, meta.arrays, array_types(abstract_state))
+            return read_arrays(state_path(self.directory, step), abstract_state), meta
 
-    def _read(self, step: int, plain: dict[str, Any]) -> tuple[Meta, Any]:
-        meta = _read_meta(self.directory, step)
-        _refuse_other_arrays(step, meta.arrays, _array_types(plain))
-        arguments = ocp.args.PyTreeRestore(plain, restore_args=ocp.checkpoint_utils.construct_restore_args(plain))
-        try:
-            return meta, _state_handler().restore(epath.Path(state_path(self.directory, step)), args=arguments)
-        except Exception as error:
-            if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
-                raise  # says nothing about the checkpoint
-            raise _Unreadable(f"{type(error).__name__}: {first_line(error)}") from error
+        state, meta = read_by_all(read)
+        verify(self._sums(state), meta.checksums)
+        return state, meta
 
     def _agreed_listing(self) -> Listing:
         """What the directory holds, the same for every process, without what interrupted saves left."""
@@ -255,46 +208,7 @@ class Checkpointer:
             self._on_saved(step, time.monotonic() - started)
 
 
-class _Unreadable(Exception):
-    """A checkpoint that is there and can't be read."""
-
-
-def _state_handler() -> ocp.PyTreeCheckpointHandler:
-    """Orbax's handler without the sharding file, which would tie a plain restore to the saving mesh."""
-    registry = ocp.type_handlers.create_type_handler_registry(
-        (jax.Array, ocp.type_handlers.ArrayHandler(enable_write_sharding_file=False))
-    )
-    return ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
-
-
-def _read_meta(directory: Path, step: int) -> Meta:
-    try:
-        content = ocp.JsonCheckpointHandler().restore(epath.Path(step_path(directory, step) / "meta"))
-        format_ = content.get("format")
-        if isinstance(format_, int) and format_ != FORMAT:
-            # Not unreadable: a good checkpoint of another version must not be set aside for an older one.
-            raise CheckpointError(
-                f"{step_path(directory, step)} has format {format_}; this program reads format {FORMAT}"
-            )
-        meta = _META.validate_json(json.dumps(content), strict=True)
-    except CheckpointError:
-        raise
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise _Unreadable(f"its description is damaged: {where}: {first['msg']}") from error
-    except Exception as error:
-        raise _Unreadable(f"its description can't be read: {first_line(error)}") from error
-    if meta.step != step:
-        raise _Unreadable(f"its description is that of step {meta.step}")
-    return meta
-
-
-def _array_types(plain: dict[str, Any]) -> dict[str, list[Any]]:
-    return {name: [list(leaf.shape), str(leaf.dtype)] for name, leaf in named_leaves(plain).items()}
-
-
-def _refuse_other_arrays(step: int, saved: dict[str, list[Any]], wanted: dict[str, list[Any]]) -> None:
+def _refuse_other_arrays(step: int, saved: Types, wanted: Types) -> None:
     """Orbax would cast a dtype without a word, so types are compared first."""
     for name in sorted(saved.keys() | wanted.keys()):
         if saved.get(name) != wanted.get(name):
@@ -302,10 +216,6 @@ def _refuse_other_arrays(step: int, saved: dict[str, list[Any]], wanted: dict[st
                 f"checkpoint {step} has {name} as {saved.get(name, 'nothing')}, the program wants "
                 f"{wanted.get(name, 'nothing')}; nothing is cast or left out silently"
             )
-
-
-def _wrong_sums(now: dict[str, str], saved: dict[str, str]) -> list[str]:
-    return sorted(name for name in now if now[name] != saved.get(name))
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from jaxtrain.config.base import Section
 from jaxtrain.config.checks import check, check_layout, check_steps, resolve_mesh
 from jaxtrain.config.data import DataConfig, DigitsDataConfig, OwnDataConfig, TokenDataConfig
 from jaxtrain.config.difference import Difference, difference, format_differences
-from jaxtrain.config.load import dump, json_schema, load
+from jaxtrain.config.load import dump, from_saved, json_schema, load
 from jaxtrain.config.model import (
     DecoderConfig,
     LossConfig,
@@ -71,6 +71,7 @@ __all__ = [
     "dump",
     "flat",
     "format_differences",
+    "from_saved",
     "json_schema",
     "keys",
     "load",

@@ -1,7 +1,7 @@
 """From a file and overrides to a `Config`, and back to text."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from jaxtrain.config.checks import check
 from jaxtrain.config.explain import explain
 from jaxtrain.config.schema import Config
-from jaxtrain.config.source import overlay, places, plain, read_chain, read_overrides
+from jaxtrain.config.source import Node, as_node, overlay, places, plain, read_chain, read_overrides
 from jaxtrain.config.tree import ROOT
 from jaxtrain.errors import ConfigError
 
@@ -23,14 +23,25 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     Raises ConfigError that lists all faults, one line each: where, which key, what is wrong, the nearest right one.
     """
     problems: list[str] = []
-    layers = [*read_chain(Path(path), problems), read_overrides(overrides, problems)]
-    merged = reduce(lambda base, child: overlay(base, child, ROOT), layers)
+    return _judged([*read_chain(Path(path), problems)], overrides, problems, str(path))
+
+
+def from_saved(values: Mapping[str, Any], place: str, overrides: Sequence[str] = ()) -> Config:
+    """The configuration that `Config.to_dict()` gave earlier, with overrides; `place` is where it was saved.
+
+    Raises ConfigError as `load` does, also for keys that this version no longer has.
+    """
+    return _judged([as_node(values, place)], overrides, [], place)
+
+
+def _judged(layers: list[Node], overrides: Sequence[str], problems: list[str], place: str) -> Config:
+    merged = reduce(lambda base, child: overlay(base, child, ROOT), [*layers, read_overrides(overrides, problems)])
     origins = dict(places(merged))
     config = None
     try:
         config = Config.model_validate(plain(merged)).with_origins(origins)
     except ValidationError as error:
-        problems += explain(error, origins, default_place=str(path))
+        problems += explain(error, origins, default_place=place)
     if config is None or problems:
         raise ConfigError("\n".join(problems))
     check(config)

@@ -41,6 +41,13 @@ def plain(node: Node) -> Any:
     return node.value
 
 
+def as_node(values: Any, place: str) -> Node:
+    """Plain values as a tree that was all written at one place."""
+    if isinstance(values, Mapping):
+        return Node({str(key): as_node(child, place) for key, child in values.items()}, place)
+    return Node(values, place)
+
+
 def places(node: Node, prefix: str = "") -> Iterator[tuple[str, str]]:
     """The place of every key below, by dotted path."""
     if isinstance(node.value, dict):

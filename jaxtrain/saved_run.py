@@ -1,0 +1,66 @@
+"""A run that another command looks at or starts from: `RUN[@STEP]`, and the checkpoint that this means."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxtrain.checkpoint import Saved, list_checkpoints, open_saved
+from jaxtrain.config import Config, from_saved
+from jaxtrain.errors import ConfigError
+from jaxtrain.run_directory import RunDirectory
+
+_OF_THE_MACHINE = ("mesh", "sharding", "distributed", "microbatch", "compile_cache")
+"""What a run's config says about where it ran; a reader elsewhere begins with the defaults."""
+
+
+def find_checkpoint(run: str) -> Saved:
+    """The checkpoint that `RUN` (its newest complete one) or `RUN@STEP` means.
+
+    RUN is a run directory, whose config says where the checkpoints lie if not in it, or a directory of checkpoints.
+
+    Raises:
+        ConfigError: no such run, or no such step: those that are there are named.
+        CheckpointError: the checkpoint can't be read.
+    """
+    path, step = split_step(run)
+    if not path.is_dir():
+        raise ConfigError(f"{run}: no such directory; give a run directory, or RUN@STEP for one of its steps")
+    return open_saved(checkpoints_of(path), step)
+
+
+def split_step(run: str) -> tuple[Path, int | None]:
+    """RUN and STEP, None for the newest; a directory that has an `@` in its name comes first."""
+    name, at, step = run.rpartition("@")
+    if at and not Path(run).expanduser().is_dir():
+        if not step.isdecimal():
+            raise ConfigError(f"{run}: after the @ stands the number of a step, such as {name}@1000")
+        return Path(name).expanduser(), int(step)
+    return Path(run).expanduser(), None
+
+
+def checkpoints_of(path: Path) -> Path:
+    """Where the checkpoints of a run directory lie, or `path` itself if it holds steps.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    run = RunDirectory(path)
+    # First what lies in it: a directory that was moved or copied has its checkpoints with it.
+    for directory in (path / "checkpoints", path):
+        if list_checkpoints(directory).steps:
+            return directory.absolute()
+    if run.holds_a_run():
+        elsewhere = (run.saved_config().get("checkpoint") or {}).get("dir")
+        return Path(elsewhere or path / "checkpoints").absolute()
+    if path.name.isdecimal() and list_checkpoints(path.parent).steps:
+        raise ConfigError(f"{path}: is one checkpoint; write {path.parent}@{path.name}")
+    raise ConfigError(f"{path}: neither a run directory nor a directory of checkpoints")
+
+
+def config_of(saved: Saved, overrides: Sequence[str] = ()) -> Config:
+    """The config of the run that saved a checkpoint, for this machine: mesh and the like at their defaults.
+
+    Raises:
+        ConfigError: the overrides are wrong, or the run was by a version with other keys.
+    """
+    values = {name: value for name, value in saved.meta.config.items() if name not in _OF_THE_MACHINE}
+    return from_saved(values, str(saved.path), overrides)
