@@ -7,7 +7,7 @@ their lines and still show a key that was given twice. Nothing here knows types;
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
