@@ -7,12 +7,14 @@ import jax.numpy as jnp
 import pytest
 
 from jaxtrain.config import resolve_mesh
+from jaxtrain.config.cluster import load_cluster
 from jaxtrain.config.schema import MeshConfig
 from jaxtrain.ops.attention import causal_attention
+from jaxtrain.planner import compile_only_devices, cuda_compiler_missing
+from jaxtrain.planner.compiled import without_compile_cache
 from jaxtrain.sharding import Layout, make_mesh, use_layout
-from tests.gpus import gpu, needs_cuda_compiler
 
-pytestmark = needs_cuda_compiler
+pytestmark = pytest.mark.skipif(bool(cuda_compiler_missing()), reason=cuda_compiler_missing())
 
 KERNELS = ("flash_forward", "flash_query_gradient", "flash_key_gradients")
 
@@ -21,7 +23,7 @@ def compiled(
     name: str, rows: int, length: int, heads: int, kv_heads: int, head_dim: int, window: int | None
 ) -> tuple[Any, Layout]:
     """Attention forward and backward in bfloat16 on one GPU."""
-    layout = Layout.on(make_mesh(resolve_mesh(MeshConfig(), 1), [gpu(name)]))
+    layout = Layout.on(make_mesh(resolve_mesh(MeshConfig(), 1), compile_only_devices(load_cluster(name), 1)))
 
     def run(q: Any, k: Any, v: Any, segments: Any, gradient: Any) -> Any:
         with use_layout(layout):
@@ -33,7 +35,8 @@ def compiled(
 
     q, k = array(rows, length, heads, head_dim), array(rows, length, kv_heads, head_dim)
     traced = jax.jit(run).trace(q, k, k, array(rows, length, dtype=jnp.int32), q)
-    return traced.lower(lowering_platforms=("cuda",)).compile(), layout
+    with without_compile_cache():
+        return traced.lower(lowering_platforms=("cuda",)).compile(), layout
 
 
 @pytest.mark.slow
