@@ -79,7 +79,7 @@ def bounds_of(program: Program) -> Bounds:
         rows = layout.size(*BATCH_AXES)
         carry = jax.eval_shape(lambda params, batch: task.embed(params, with_rows(batch), None), *_abstract(program))
         local = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(carry)) // rows
-        residual = tensor_bound(task.layer_count, local, recompute=task.remat == "full")
+        residual = tensor_bound(task.layer_count, local, recompute=program.config.remat == "full")
     return Bounds(
         weights=fsdp_bound(parameters, tensor, width) if fsdp > 1 else 0,
         gradients=data_bound(parameters, fsdp * tensor, width) if data > 1 else 0,

@@ -248,7 +248,7 @@ def without_compile_cache() -> Iterator[None]:
         "jax_persistent_cache_min_compile_time_secs": math.inf,  # nothing is written
         "jax_compilation_cache_include_metadata_in_key": True,  # nothing with other names is read
     }
-    before = {name: jax.config.values[name] for name in changes}
+    before = {name: getattr(jax.config, name) for name in changes}
     try:
         for name, value in changes.items():
             jax.config.update(name, value)
