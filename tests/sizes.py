@@ -2,6 +2,7 @@
 
 PARAMETERS = {
     "quickstart": 9_112_320,
+    "digits-vit": 199_104,
     "gpt2-124m": 123_587_328,
     "smollm2-135m": 134_515_008,
     "mistral-7b": 7_241_732_096,

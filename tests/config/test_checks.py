@@ -137,6 +137,118 @@ def test_a_contradiction_is_placed_at_every_line_that_takes_part(tmp_path: Path)
         check_layout(loaded, ONE_DEVICE | {"tensor": 4})
 
 
+VIT = {"family": "vit", "layers": 2}
+OWN = {"target": "m:T"}
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "message"),
+    [
+        (
+            {},
+            {"kind": "digits"},
+            "model.family=decoder reads tokens, but data.kind=digits are images; "
+            "set data.kind=tokens, or model.family=vit",
+        ),
+        (
+            VIT,
+            {},
+            "model.family=vit reads images, but data.kind=tokens are text; "
+            "set data.kind=digits, or model.family=decoder",
+        ),
+        ({}, OWN, "data.target=m:T with model.family=decoder needs data.sequence, the tokens in a row; set it"),
+        (
+            {},
+            {**OWN, "sequence": "long"},
+            "data.target=m:T with model.family=decoder needs data.sequence, the tokens in a row; set it",
+        ),
+        (
+            VIT | {"image": 28, "patch": 7},
+            {"kind": "digits"},
+            "model.image=28, but data.kind=digits needs 8; set it so",
+        ),
+        (VIT | {"classes": 9}, {"kind": "digits"}, "model.classes=9, but data.kind=digits needs 10; set it so"),
+        (
+            VIT | {"patch": 3},
+            {"kind": "digits"},
+            "model.image=8 doesn't divide by model.patch=3; patch may be 1, 2, 4 or 8",
+        ),
+        (VIT | {"embed": 30}, OWN, "model.embed=30 doesn't divide by model.heads=4; the nearest embed is 28 or 32"),
+        (VIT | {"shift": 8}, OWN, "model.shift=8 moves images out of sight; with model.image=8 it may be at most 7"),
+        (
+            OWN,
+            {"source": "python_stdlib"},
+            "data.source=python_stdlib trains a tokenizer, but neither data.vocab=null nor a model.vocab "
+            "says its size; set data.vocab, such as 8192",
+        ),
+        (
+            OWN | {"vocab": 100},
+            {"source": "python_stdlib", "vocab": 101},
+            "data.vocab=101 gives token ids that model.vocab=100 has no rows for; data.vocab may be at most 100",
+        ),
+    ],
+)
+def test_a_model_and_data_that_do_not_fit_are_refused_with_both_keys(
+    model: dict[str, Any], data: dict[str, Any], message: str
+) -> None:
+    found = Config.model_validate({"run_dir": "r", "steps": 10, "model": model, "data": data})
+    assert refusal(found) == [message]
+
+
+def test_what_fits_passes() -> None:
+    for model, data in (
+        ({}, OWN | {"sequence": 32}),
+        (VIT, {"kind": "digits"}),
+        (VIT | {"image": 28, "patch": 7}, OWN),
+        (OWN, {}),
+        (OWN, {"kind": "digits"}),
+        (OWN | {"vocab": 100}, {"source": "python_stdlib"}),
+        (VIT | {"classes": 11}, {"kind": "digits"}),
+    ):
+        check(Config.model_validate({"run_dir": "r", "steps": 10, "model": model, "data": data}))
+
+
+def test_evaluating_digits_of_which_none_is_held_out_is_refused() -> None:
+    sections = {"model": VIT, "data": {"kind": "digits", "held_out": 0.0}, "eval": {"every": 5}}
+    (line,) = refusal(Config.model_validate({"run_dir": "r", "steps": 10, **sections}))
+    assert line.endswith("set data.held_out above 0 (its default is 0.2), or eval.every=0")
+
+
+@pytest.mark.parametrize(
+    ("model", "axis_sizes", "message"),
+    [
+        (
+            VIT,
+            {"tensor": 3},
+            "model.heads=4 doesn't divide by mesh.tensor=3; the nearest model.heads is 3 or 6, "
+            "and mesh.tensor may be 1, 2 or 4",
+        ),
+        (
+            VIT | {"patch": 4, "heads": 8, "mlp": 64},
+            {"tensor": 8},
+            "the 4 patches that model.image=8, model.patch=4 give "
+            "don't divide by mesh.tensor=8; mesh.tensor may be 1, 2 or 4",
+        ),
+        (
+            VIT | {"embed": 36},
+            {"fsdp": 8},
+            "model.embed=36 doesn't divide by mesh.fsdp=8; "
+            "the nearest model.embed is 32 or 40, and mesh.fsdp may be 1, 2, 3, 4 or 6",
+        ),
+    ],
+)
+def test_images_that_do_not_divide_over_the_mesh_are_refused(
+    model: dict[str, Any], axis_sizes: dict[str, int], message: str
+) -> None:
+    digits = {"run_dir": "r", "steps": 10, "global_batch": 24, "model": model, "data": {"kind": "digits"}}
+    assert message in refusal(Config.model_validate(digits), **axis_sizes)
+
+
+def test_ones_own_model_is_left_to_the_sharding_rules() -> None:
+    own = Config.model_validate({"run_dir": "r", "steps": 10, "model": OWN, "data": {"kind": "digits"}})
+    check_layout(own, ONE_DEVICE | {"tensor": 7})
+
+
 @pytest.mark.parametrize(
     ("sections", "axis_sizes", "message"),
     [

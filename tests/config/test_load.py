@@ -5,7 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from jaxtrain.config import AdamWConfig, Config, ConstantSchedule, SgdConfig, dump, load
+from jaxtrain.config import (
+    AdamWConfig,
+    Config,
+    ConstantSchedule,
+    DecoderConfig,
+    OwnDataConfig,
+    OwnModelConfig,
+    SgdConfig,
+    VitConfig,
+    dump,
+    load,
+)
 from jaxtrain.errors import ConfigError
 
 Write = Callable[..., Path]
@@ -379,3 +390,63 @@ def test_nesting_without_end_is_refused_in_one_line(write: Write, value: str) ->
 def test_a_list_tagged_as_a_mapping_is_refused_with_its_line(write: Write) -> None:
     (line,) = faults(write(RUN + "model: !!omap [layers: 3]\n"))
     assert line.startswith("c.yml:3: model: a list tagged as a mapping")
+
+
+OWN = RUN + "model: {target: 'mine.tasks:Mine', width: 3, nested: {deep: [1, two]}}\n"
+
+
+def test_naming_ones_own_code_chooses_it_and_its_keys_are_kept_as_they_are(write: Write) -> None:
+    config = load(write(OWN), ["data.target=mine:data", "data.rows=7", "data.shuffle=false", "model.nested.more=1e-4"])
+    assert isinstance(config.model, OwnModelConfig)
+    assert isinstance(config.data, OwnDataConfig)
+    assert (config.model.family, config.model.target, config.data.kind) == ("target", "mine.tasks:Mine", "target")
+    assert config.model.own_keys == {"width": 3, "nested": {"deep": [1, "two"], "more": 1e-4}}
+    assert (config.data.own_keys, config.data.shuffle) == ({"rows": 7}, False)
+    assert config.origins["data.rows"] == "override data.rows=7"
+    again = load(write(dump(config), "printed.yml"))
+    assert again == config
+    assert hash(again) == hash(config)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("model: {target: mine}", 'model.target: "mine" must be MODULE:NAME, such as my_package.my_module:MyTask'),
+        ("model: {target: 'mine.py:Task-1'}", 'model.target: "mine.py:Task-1" must be MODULE:NAME'),
+        ("model: {target: 3}", "model.target: 3 is not text; put it in quotes: '3'"),
+        ("model: {family: target, width: 3}", "model.target is missing (MODULE:NAME of a callable"),
+        ("model: {family: decoder, target: 'm:T'}", "model.target is only for model.family=target"),
+        ("model: {family: gpt}", 'model.family: must be decoder or vit or target, not "gpt"'),
+        ("model: {family: vit, vocab: 3}", "model.vocab is only for model.family=decoder"),
+        ("data: {kind: digits, dir: x}", "data.dir is only for data.kind=tokens"),
+        ("model: {width: 3}", "unknown key width in section model; did you mean "),
+        ("data: {target: 'm:d', when: 2024-01-01}", 'data.when: "2024-01-01" is a date, not a number, text, list or'),
+        ("data: {target: 'm:d', share: [.inf]}", "data.share: a list is no finite number"),
+        ("data: {target: 'm:d', workers: two}", 'data.workers: "two" is text, not a whole number'),
+    ],
+)
+def test_a_wrong_family_kind_or_target_is_refused_with_its_line(write: Write, line: str, message: str) -> None:
+    assert faults(write(RUN + line))[0].startswith(f"c.yml:3: {message}")
+
+
+def test_another_family_leaves_the_keys_of_the_base_behind_and_back(write: Write) -> None:
+    write(RUN + "model: {vocab: 99, layers: 3, qk_norm: true}\n", "ground.yml")
+    own = load(write("base: ground.yml\nmodel: {target: 'm:T', layers: 5}\n")).model
+    assert isinstance(own, OwnModelConfig)
+    assert own.own_keys == {"layers": 5}
+    vit = load(write("base: c.yml\nmodel: {family: vit, layers: 7}\ndata: {kind: digits}\n", "v.yml")).model
+    assert vit == VitConfig(family="vit", layers=7)
+    back = load(write("base: v.yml\nmodel: {family: decoder, vocab: 11}\ndata: {kind: tokens}\n", "d.yml")).model
+    assert back == DecoderConfig(vocab=11, layers=7)
+    by_name = load(write("base: v.yml\nmodel: {target: 'm:T', mine: 1}\n", "o.yml")).model
+    assert by_name == OwnModelConfig.model_validate({"target": "m:T", "mine": 1})
+    assert (
+        load(write("base: o.yml\nmodel: {family: decoder}\ndata: {kind: tokens}\n", "p.yml")).model == DecoderConfig()
+    )
+
+
+def test_the_key_of_another_own_task_is_kept_and_judged_by_its_code(write: Write) -> None:
+    write(OWN, "ground.yml")
+    model = load(write("base: ground.yml\nmodel: {target: 'm:Other'}\n")).model
+    assert isinstance(model, OwnModelConfig)
+    assert set(model.own_keys) == {"width", "nested"}

@@ -12,9 +12,11 @@ from jaxtrain.config import (
     Config,
     DecoderConfig,
     DigitsDataConfig,
+    ModelConfig,
     OwnDataConfig,
     OwnModelConfig,
     Section,
+    TokenDataConfig,
     VitConfig,
     flat,
     json_schema,
@@ -107,7 +109,12 @@ def test_a_schema_that_cannot_be_written_ends_with_2(argv: list[str], capsys: py
     assert captured.err.count("\n") == 1
 
 
-def parameters(model: DecoderConfig) -> int:
+def parameters(model: ModelConfig) -> int:
+    if isinstance(model, VitConfig):
+        layer = 4 * model.embed**2 + 2 * model.embed * model.mlp + 2 * model.embed
+        patches = (model.patch**2 * model.channels + model.patches) * model.embed
+        return model.layers * layer + patches + model.embed + model.embed * model.classes
+    assert isinstance(model, DecoderConfig)
     attention = model.embed * model.resolved_head_dim * 2 * (model.heads + model.resolved_kv_heads)
     layer = attention + 3 * model.embed * model.mlp + 2 * model.embed
     embeddings = model.vocab * model.embed * (1 if model.tied_embeddings else 2)
@@ -124,7 +131,8 @@ def test_a_shipped_config_loads_and_has_the_parameters_it_claims(path: Path) -> 
     assert f"configs/{path.name}" in opening
     assert all(word in opening for word in ("# Needs", "# Expect"))
     assert f"| {count:,} |" in (CONFIGS / "README.md").read_text()
-    assert config.data.source == "python_stdlib"
+    if isinstance(config.data, TokenDataConfig):
+        assert config.data.source == "python_stdlib"
 
 
 def test_all_configs_with_fixed_names_are_shipped() -> None:
@@ -132,8 +140,9 @@ def test_all_configs_with_fixed_names_are_shipped() -> None:
 
 
 def test_data_prepared_for_another_vocabulary_lies_elsewhere() -> None:
-    loaded = [load(path) for path in SHIPPED]
-    assert len({(config.data.dir, config.data_vocab) for config in loaded}) == len({c.data.dir for c in loaded})
+    found = [(config.data, config.data_vocab) for config in map(load, SHIPPED)]
+    tokens = [(data.dir, vocab) for data, vocab in found if isinstance(data, TokenDataConfig)]
+    assert len(set(tokens)) == len({folder for folder, _ in tokens})
 
 
 def documented(folder: Path, heading: str, before: str = "") -> Path:
