@@ -63,4 +63,6 @@ def config_of(saved: Saved, overrides: Sequence[str] = ()) -> Config:
         ConfigError: the overrides are wrong, or the run was by a version with other keys.
     """
     values = {name: value for name, value in saved.meta.config.items() if name not in _OF_THE_MACHINE}
+    if rules := (saved.meta.config.get("sharding") or {}).get("rules"):
+        values["sharding"] = {"rules": rules}  # names that the run's own task gives its dimensions
     return from_saved(values, str(saved.path), overrides)

@@ -17,6 +17,7 @@ from jaxtrain.models.language import LanguageTask
 from jaxtrain.models.remat import Remat
 from jaxtrain.models.vision import VisionTask
 from jaxtrain.program import Program, build
+from jaxtrain.saved_run import config_of, find_checkpoint
 from jaxtrain.training_data import TrainingData, open_data, refuse_other_fields
 from tests.runs import FAMILIES, run_here, tiny_config
 
@@ -153,6 +154,15 @@ def test_an_axis_of_ones_own_is_split_by_its_rule(tmp_path: Path) -> None:
     mix = program.state["params"]["mix"]
     assert mix.sharding.shard_shape(mix.shape) == (16, 32)
     assert program.layout.activation_rules["units"] == ()
+
+
+def test_the_rule_of_an_own_axis_stays_with_the_run(tmp_path: Path) -> None:
+    rules = "sharding.rules={units: [fsdp]}"
+    config = tiny_config(tmp_path, tmp_path, *own("OwnAxes, width: 64"), rules, "steps=1", "mesh.fsdp=2")
+    run_here(config, devices=2)
+    again = config_of(find_checkpoint(str(config.run_dir)))
+    assert (again.sharding, again.mesh.fsdp) == (config.sharding, 1)
+    build(again, jax.devices()[:1])
 
 
 def test_data_of_every_kind_know_their_rows_and_hold_some_out(tmp_path: Path, tiny_data: Path) -> None:

@@ -47,7 +47,9 @@ def config_file(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Pa
     return path
 
 
-@pytest.mark.parametrize(("devices", "overrides"), [(1, []), (8, ["mesh.fsdp=8"]), (8, ["mesh.fsdp=2", "mesh.tensor=4"])])
+@pytest.mark.parametrize(
+    ("devices", "overrides"), [(1, []), (8, ["mesh.fsdp=8"]), (8, ["mesh.fsdp=2", "mesh.tensor=4"])]
+)
 def test_restoring_parameters_needs_no_room_for_the_optimizer_nor_for_copies(
     devices: int, overrides: list[str], config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
