@@ -17,6 +17,7 @@ from jaxtrain.data import ROW_IDS, HostBatches, Order, host_batches
 from jaxtrain.errors import CheckpointError, ConfigError, DataError, NonFiniteError, refusing_os_errors
 from jaxtrain.evaluation import Evaluator
 from jaxtrain.norms import name_norms
+from jaxtrain.optimizer import weights
 from jaxtrain.placement import Placement
 from jaxtrain.profiler import ProfileWindow
 from jaxtrain.program import Program, build
@@ -343,8 +344,11 @@ class Training:
     def _evaluate_now(self) -> None:
         assert self._evaluate is not None
         with self._recorder.timed("eval", step=self.meta.step) as event:
-            values = self._evaluate(self._state["params"])
+            values = self._evaluate(weights(self._state, "params"))
             event["loss"] = values["loss"]
+            if self.config.ema is not None and self.config.ema.evaluate:
+                averaged = self._evaluate(weights(self._state, "ema"))
+                values |= {f"ema_{name}": value for name, value in averaged.items()}
         self._recorder.evaluated(self.meta.step, values)
 
     def _save(self) -> None:

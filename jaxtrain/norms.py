@@ -21,13 +21,14 @@ def measure_norms(infos: Any, gradients: Any, before: Any, after: Any) -> Float[
 
     Args:
         infos: a tree of `ParameterInfo`; the others are trees like it, and may be sharded in any way.
+        gradients: with None for frozen parameters, whose norm is 0.
         before, after: the parameters before and after the update.
     """
     update = jax.tree.map(jnp.subtract, after, before)
     trees = [named_leaves(tree) for tree in (gradients, before, update)]
     return jnp.stack(
         [
-            jnp.concatenate([_norms_of_leaf(tree[name], info) for name, info in named_leaves(infos).items()])
+            jnp.concatenate([_norms_of_leaf(tree.get(name), info) for name, info in named_leaves(infos).items()])
             for tree in trees
         ]
     )
@@ -38,7 +39,9 @@ def name_norms(infos: Any, norms: Float[np.ndarray, "kinds rows"]) -> dict[str, 
     return {kind: dict(_named_rows(infos, row)) for kind, row in zip(KINDS, norms, strict=True)}
 
 
-def _norms_of_leaf(leaf: Float[Array, "..."], info: ParameterInfo) -> Float[Array, " rows"]:
+def _norms_of_leaf(leaf: Float[Array, "..."] | None, info: ParameterInfo) -> Float[Array, " rows"]:
+    if leaf is None:
+        return jnp.zeros(_row_count(info), jnp.float32)
     # Summed over axes as they are: reshaped first, a split dimension would be gathered.
     stacked = int(_is_stacked(info))
     sums = jnp.sum(jnp.square(leaf), axis=range(stacked, leaf.ndim))
@@ -48,11 +51,15 @@ def _norms_of_leaf(leaf: Float[Array, "..."], info: ParameterInfo) -> Float[Arra
 def _named_rows(infos: Any, row: Float[np.ndarray, " rows"]) -> Iterator[tuple[str, float | list[float]]]:
     first = 0
     for name, info in named_leaves(infos).items():
-        count = info.shape[0] if _is_stacked(info) else 1
+        count = _row_count(info)
         # As decimals of float32: half as many digits, and the same number.
         values = [float(str(norm)) for norm in row[first : first + count]]
         yield name, values if _is_stacked(info) else values[0]
         first += count
+
+
+def _row_count(info: ParameterInfo) -> int:
+    return info.shape[0] if _is_stacked(info) else 1
 
 
 def _is_stacked(info: ParameterInfo) -> bool:

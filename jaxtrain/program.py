@@ -10,21 +10,20 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
 from jaxtrain.config import Config, check_layout, resolve_mesh
 from jaxtrain.gradient import Gradient, accumulated_gradient, cast_for_compute, plain_gradient
 from jaxtrain.models.families import make_task, remat_of
-from jaxtrain.models.parameters import ParameterInfo, describe, named_leaves, path_name, unbox
+from jaxtrain.models.parameters import describe, named_leaves, path_name, unbox
 from jaxtrain.models.remat import refuse_unknown_names
-from jaxtrain.models.task import Task
+from jaxtrain.models.task import Batch, Denominators, Params, Sums, Task
 from jaxtrain.norms import measure_norms
-from jaxtrain.optimizer import make_optimizer, schedule_inputs
+from jaxtrain.optimizer import freeze, make_optimizer, schedule_inputs, state_axes, trainable
 from jaxtrain.sharding import BATCH_AXES, Layout, make_mesh, use_layout
 from jaxtrain.sharding.table import TableRow, parameter_rows, refuse_silent_replication
-from jaxtrain.step import StepInputs, initial_state, make_eval_step, make_train_step
+from jaxtrain.step import State, StepInputs, initial_state, make_eval_step, make_train_step
 
 
 class Jitted(Protocol):
@@ -42,10 +41,10 @@ class Program:
     """A training program on a mesh: abstract state and batches with shardings, and the functions over them.
 
     Attributes:
-        state, batch, eval_batch: trees of `jax.ShapeDtypeStruct` with shardings.
+        state, batch, eval_batch: trees of `jax.ShapeDtypeStruct` with shardings; `batch` is one of `global_batch` rows.
         infos: the parameters' `ParameterInfo`, a tree like `state["params"]`.
         init: key -> state, straight into its shards.
-        train_step: (state, batch, inputs) -> (state, metrics); donates the state.
+        train_step: (state, batch, inputs) -> (state, metrics); donates the state. Compiled for each batch size.
         eval_step: (params, batch) -> metrics to add.
     """
 
@@ -65,9 +64,13 @@ class Program:
         """The mesh of all devices."""
         return self.layout.mesh
 
-    def inputs(self, steps: int) -> StepInputs:
-        """The step's inputs for a run of so many steps, on every device."""
-        return jax.jit(lambda: self._inputs(steps), out_shardings=self.layout.replicated())()
+    def batch_of(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """A batch of another size than `global_batch`, as a part of the ramp has it."""
+        return _abstract_batch(self.task, rows, self.layout)
+
+    def inputs(self, steps: int, rows: int | None = None) -> StepInputs:
+        """The inputs of a run of so many steps, on every device, for its steps of `rows` (None: `global_batch`)."""
+        return jax.jit(lambda: self._inputs(steps, rows), out_shardings=self.layout.replicated())()
 
     def initial_key(self) -> Key[Array, ""]:
         """The key that `init` takes, on every device."""
@@ -76,18 +79,22 @@ class Program:
     def _key(self, purpose: int) -> Key[Array, ""]:
         return jax.random.fold_in(jax.random.key(self.config.seed), purpose)
 
-    def _inputs(self, steps: int) -> StepInputs:
-        return {"key": self._key(_TRAINING), "schedule": schedule_inputs(self.config.optimizer, steps)}
+    def _inputs(self, steps: int, rows: int | None = None) -> StepInputs:
+        inputs = {"key": self._key(_TRAINING), "schedule": schedule_inputs(self.config, steps, rows)}
+        average = self.config.ema
+        return inputs if average is None else {**inputs, "ema_decay": jnp.float32(average.decay)}
 
     def abstract_inputs(self) -> Any:
         """The step's inputs as shapes with shardings."""
         return _with_sharding(jax.eval_shape(lambda: self._inputs(steps=1)), self.layout.replicated())
 
     def parameter_table(self) -> list[TableRow]:
-        """Each parameter's shape, sharding and bytes per device."""
+        """Each parameter's shape, sharding and bytes per device, and whether it is frozen."""
         leaves = named_leaves(self.state["params"])
         return parameter_rows(
-            {name: leaf.shape for name, leaf in leaves.items()}, {name: leaf.sharding for name, leaf in leaves.items()}
+            {name: leaf.shape for name, leaf in leaves.items()},
+            {name: leaf.sharding for name, leaf in leaves.items()},
+            {name for name, info in named_leaves(self.infos).items() if info.frozen},
         )
 
 
@@ -103,21 +110,27 @@ def build(config: Config, devices: Sequence[jax.Device]) -> Program:
     """The program of `config` on `devices` (real, virtual or compile-only).
 
     Raises:
-        ConfigError: sizes that the mesh doesn't divide, or parameters that would silently be replicated.
+        ConfigError: sizes that the mesh doesn't divide, parameters that would silently be replicated, or names to
+            freeze that don't exist.
     """
     axis_sizes = resolve_mesh(config.mesh, len(devices), config.origins)
     check_layout(config, axis_sizes)
     task = make_task(config)
     layout = Layout.on(make_mesh(axis_sizes, devices), config.sharding.rules)
     abstract_params = jax.eval_shape(task.init, jax.random.key(0))
-    infos = describe(abstract_params)
+    infos = freeze(describe(abstract_params), config.optimizer.frozen, config.origins.get("optimizer.frozen", ""))
     optimizer = make_optimizer(config.optimizer, infos)
-    state = _abstract_state(unbox(abstract_params), infos, optimizer, layout)
+
+    def start(params: Params) -> State:
+        return initial_state(params, optimizer, trainable(params, infos), average=config.ema is not None)
+
+    state = _abstract_state(jax.eval_shape(start, unbox(abstract_params)), infos, layout)
     cast = functools.partial(cast_for_compute, infos=infos, dtype=jnp.dtype(config.precision), layout=layout)
     batch = _abstract_batch(task, config.global_batch, layout)
     eval_batch = _abstract_batch(task, config.eval_batch, layout)
     norms = functools.partial(measure_norms, infos) if config.telemetry.norms_every else None
-    train_step = make_train_step(task, _gradient(config, task, cast, layout), optimizer, config.optimizer.clip, norms)
+    gradient = _gradient(config, task, cast, layout, infos)
+    train_step = make_train_step(task, gradient, optimizer, config.optimizer.clip, norms)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
     on = functools.partial(_on, layout, MATMUL_PRECISION[config.precision])
     program = Program(
@@ -128,7 +141,7 @@ def build(config: Config, devices: Sequence[jax.Device]) -> Program:
         state=state,
         batch=batch,
         eval_batch=eval_batch,
-        init=on(lambda key: initial_state(unbox(task.init(key)), optimizer), out_shardings=shardings),
+        init=on(lambda key: start(unbox(task.init(key))), out_shardings=shardings),
         train_step=on(train_step, out_shardings=(shardings, layout.replicated()), donate_argnums=0),
         eval_step=on(make_eval_step(task, cast), out_shardings=layout.replicated()),
     )
@@ -150,29 +163,33 @@ def _on(layout: Layout, matmul_precision: str, function: Callable[..., Any], **o
     return jitted
 
 
-def _gradient(config: Config, task: Task, cast: Callable[[Any], Any], layout: Layout) -> Gradient:
-    device_rows = config.global_batch // layout.size(*BATCH_AXES)
-    passes = device_rows // (config.microbatch or device_rows)
-    return plain_gradient(task, cast) if passes == 1 else accumulated_gradient(task, cast, layout, passes)
+def _gradient(config: Config, task: Task, cast: Callable[[Any], Any], layout: Layout, infos: Any) -> Gradient:
+    """The gradient in as many passes as the rows of a batch need, with None in place of frozen parameters.
+
+    What nobody takes is never computed: JAX leaves it out before it compiles, also out of the loop over passes.
+    """
+
+    def gradient(params: Params, batch: Batch, denominators: Denominators, key: Key[Array, ""]) -> tuple[Params, Sums]:
+        device_rows = batch["row"].shape[0] // layout.size(*BATCH_AXES)
+        passes = device_rows // (config.microbatch or device_rows)
+        whole = plain_gradient(task, cast) if passes == 1 else accumulated_gradient(task, cast, layout, passes)
+        gradients, sums = whole(params, batch, denominators, key)
+        return trainable(gradients, infos), sums
+
+    return gradient
 
 
-def _abstract_state(params: Any, infos: Any, optimizer: optax.GradientTransformation, layout: Layout) -> Any:
-    """Shapes and shardings of the state; each moment lies where its parameter lies."""
+def _abstract_state(shapes: Any, infos: Any, layout: Layout) -> Any:
+    """The state's shapes with shardings; each moment and average lies where its parameter lies."""
+    axes = {"params": jax.tree.map(lambda info: info.axes, infos), "step": ()}
+    axes |= {part: state_axes(shapes[part], infos) for part in ("optimizer", "ema") if part in shapes}
 
-    def shard(path: Any, info: ParameterInfo) -> Any:
-        return layout.parameter(info.axes, info.shape, f"parameter {path_name(path)}")
+    def shard(path: Any, leaf: Any, names: Any) -> Any:
+        part, *name = path
+        what = f"parameter {path_name(tuple(name))}" if part.key == "params" else path_name(path)
+        return _with_sharding(leaf, layout.parameter(names, leaf.shape, what))
 
-    shardings = jax.tree_util.tree_map_with_path(shard, infos, is_leaf=lambda x: isinstance(x, ParameterInfo))
-    shapes = jax.eval_shape(lambda params: initial_state(params, optimizer), params)
-    optimizer_shardings = optax.tree_map_params(
-        optimizer,
-        lambda _, sharding: sharding,
-        shapes["optimizer"],
-        shardings,
-        transform_non_params=lambda _: layout.replicated(),
-    )
-    all_shardings = {"params": shardings, "optimizer": optimizer_shardings, "step": layout.replicated()}
-    return jax.tree.map(_with_sharding, shapes, all_shardings)
+    return jax.tree_util.tree_map_with_path(shard, shapes, axes)
 
 
 def _abstract_batch(task: Task, rows: int, layout: Layout) -> dict[str, jax.ShapeDtypeStruct]:

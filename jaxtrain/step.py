@@ -10,20 +10,33 @@ from jaxtyping import Array, Bool, Float
 
 from jaxtrain.gradient import Gradient, total_loss
 from jaxtrain.models.task import Batch, Mergeable, Task
-from jaxtrain.optimizer import learning_rate
+from jaxtrain.optimizer import complete, learning_rate, like, updated_average
 
 State = dict[str, Any]
-"""{"params", "optimizer", "step": i32[], updates done}. All that training changes."""
+"""{"params", "optimizer", "step": i32[], updates done}, and "ema" where the config wants it. All that training changes.
+
+"optimizer" and "ema" have no part for frozen parameters.
+"""
 
 Metrics = dict[str, Array]
 
 StepInputs = dict[str, Any]
-"""{"key": the run's random key, "schedule": `optimizer.ScheduleInputs`}: fixed in a run, but not compiled in."""
+"""{"key": the run's random key, "schedule": `optimizer.ScheduleInputs`, with an average its "ema_decay"}: not compiled
+in. Fixed in a run, but for the schedule's peak where that follows the batch."""
 
 
-def initial_state(params: Any, optimizer: optax.GradientTransformation) -> State:
-    """The state before the first update."""
-    return {"params": params, "optimizer": optimizer.init(params), "step": jnp.zeros((), jnp.int32)}
+def initial_state(
+    params: Any, optimizer: optax.GradientTransformation, trained: Any = None, average: bool = False
+) -> State:
+    """The state before the first update.
+
+    Args:
+        trained: `params` with None in place of frozen ones; None: all are trained.
+        average: whether a moving average of the weights is kept.
+    """
+    trained = params if trained is None else trained
+    state = {"params": params, "optimizer": optimizer.init(trained), "step": jnp.zeros((), jnp.int32)}
+    return {**state, "ema": jax.tree.map(jnp.copy, trained)} if average else state
 
 
 def with_rows(batch: Batch) -> Batch:
@@ -43,8 +56,9 @@ def make_train_step(
 
     Metrics: loss, grad_norm (before clipping), learning_rate (that was applied), tokens (counted ones of this batch),
     step (updates done), skipped. Where the loss or the gradient's norm isn't finite, the whole state, step included,
-    stays bit-unchanged and `skipped` is true. With `norms` (gradients, parameters before, and after the update ->
-    array) there is one metric more, named so.
+    stays bit-unchanged and `skipped` is true. `gradient` gives None for frozen parameters: they have no part in the
+    norm, and no update. With `norms` (gradients, parameters before, and after the update -> array) there is one metric
+    more, named so.
     """
 
     def train_step(state: State, batch: Batch, inputs: StepInputs) -> tuple[State, Metrics]:
@@ -55,7 +69,7 @@ def make_train_step(
         loss, norm = total_loss(sums, denominators), optax.tree.norm(gradients)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         rate = learning_rate(state["step"] + 1, inputs["schedule"])
-        updated = _update(state, clip_by_norm(gradients, norm, clip), optimizer, rate)
+        updated = _update(state, clip_by_norm(gradients, norm, clip), optimizer, rate, inputs)
         metrics = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "tokens": task.counted(batch)}
         if norms is not None:
             metrics["norms"] = norms(gradients, state["params"], updated["params"])
@@ -78,10 +92,17 @@ def keep_if(condition: Bool[Array, ""], new: Any, old: Any) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
 
 
-def _update(state: State, gradients: Any, optimizer: optax.GradientTransformation, rate: Float[Array, ""]) -> State:
-    direction, optimizer_state = optimizer.update(gradients, state["optimizer"], state["params"])
-    params = jax.tree.map(lambda value, change: value - rate * change, state["params"], direction)
-    return {"params": params, "optimizer": optimizer_state, "step": state["step"] + 1}
+def _update(
+    state: State, gradients: Any, optimizer: optax.GradientTransformation, rate: Float[Array, ""], inputs: StepInputs
+) -> State:
+    trained = like(state["params"], gradients)
+    direction, optimizer_state = optimizer.update(gradients, state["optimizer"], trained)
+    changed = jax.tree.map(lambda value, change: value - rate * change, trained, direction)
+    step, params = state["step"] + 1, complete(changed, state["params"])
+    updated = {"params": params, "optimizer": optimizer_state, "step": step}
+    if "ema" in state:
+        updated["ema"] = updated_average(state["ema"], params, step, inputs["ema_decay"])
+    return updated
 
 
 def make_eval_step(task: Task, cast: Callable[[Any], Any]) -> Callable[[Any, Batch], dict[str, Mergeable]]:

@@ -144,6 +144,32 @@ def train_on(
     return Trained(program, state, metrics)
 
 
+def make_batches(count: int) -> list[dict[str, np.ndarray]]:
+    """Packed rows of two or three documents of mostly small ids, so that there is something to learn.
+
+    Some tokens aren't counted, in some rows none is.
+    """
+    random = np.random.default_rng(0)
+    batches = []
+    for _ in range(count):
+        tokens = (256 * random.random((8, 33)) ** 4).astype(np.int32)
+        starts = random.random((8, 32)) < 0.06
+        starts[:, 0] = True
+        segments = starts.cumsum(1)
+        first = np.maximum.accumulate(np.where(starts, np.arange(32), 0), axis=1)
+        weights = (random.random((8, 32)) < 0.9) * (np.arange(8) < random.integers(4, 9))[:, None]
+        batches.append(
+            {
+                "tokens": tokens[:, :-1],
+                "targets": tokens[:, 1:],
+                "segments": segments,
+                "positions": np.arange(32) - first,
+                "weights": weights,
+            }
+        )
+    return batches
+
+
 @functools.cache
 def tiny_program(devices: int, *overrides: str) -> Program:
     """The tiny config's program, compiled once for all tests that ask for it; for `train_on`, since it has no data."""

@@ -12,7 +12,7 @@ from jaxtrain.data import host_batches
 from jaxtrain.models.parameters import named_leaves
 from jaxtrain.program import Program
 from jaxtrain.training_data import open_data
-from tests.runs import FAMILIES, MESHES, Trained, tiny_program, train_on
+from tests.runs import FAMILIES, MESHES, Trained, make_batches, tiny_program, train_on
 
 STEPS = 20
 SPLIT = [name for name in MESHES if name != "one device"]
@@ -38,32 +38,6 @@ def reference_for(mesh: str) -> tuple[str, ...]:
     return tuple(override for override in MESHES[mesh][1] if override.startswith("model."))
 
 
-def random_batches(count: int) -> list[dict[str, np.ndarray]]:
-    """Packed rows of two or three documents of mostly small ids, so that there is something to learn.
-
-    Some tokens aren't counted, in some rows none is.
-    """
-    random = np.random.default_rng(0)
-    batches = []
-    for _ in range(count):
-        tokens = (256 * random.random((8, 33)) ** 4).astype(np.int32)
-        starts = random.random((8, 32)) < 0.06
-        starts[:, 0] = True
-        segments = starts.cumsum(1)
-        first = np.maximum.accumulate(np.where(starts, np.arange(32), 0), axis=1)
-        weights = (random.random((8, 32)) < 0.9) * (np.arange(8) < random.integers(4, 9))[:, None]
-        batches.append(
-            {
-                "tokens": tokens[:, :-1],
-                "targets": tokens[:, 1:],
-                "segments": segments,
-                "positions": np.arange(32) - first,
-                "weights": weights,
-            }
-        )
-    return batches
-
-
 def rows_of_data(program: Program, count: int) -> list[dict[str, np.ndarray]]:
     """Batches of the program's own data, of which some rows aren't counted."""
     data = open_data(program.config)
@@ -73,7 +47,7 @@ def rows_of_data(program: Program, count: int) -> list[dict[str, np.ndarray]]:
 
 
 def train(program: Program, family: str) -> Trained:
-    batches = random_batches(STEPS) if family == "decoder" else rows_of_data(program, STEPS)
+    batches = make_batches(STEPS) if family == "decoder" else rows_of_data(program, STEPS)
     return train_on(program, batches, steps=STEPS)
 
 

@@ -149,3 +149,13 @@ def test_a_skipped_update_has_no_norms(tmp_path: Path, tiny_data: Path, monkeypa
     lines = read_norms(config.run_dir / "norms.jsonl")
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert all(np.isfinite(norm) for line in lines for kind in KINDS for _, norm in layer_by_layer(line[kind]))
+
+
+def test_a_frozen_parameter_has_no_gradient_and_no_update(batch: dict[str, np.ndarray]) -> None:
+    program = tiny_program(1, "telemetry.norms_every=1", 'optimizer.frozen=["layers.mlp.*", embed.table]')
+    norms = one_step(program, batch)[1]["norms"]
+    for kind in ("gradient_norm", "update_norm"):
+        for name, values in norms[kind].items():
+            is_frozen = name.startswith("layers.mlp.") or name == "embed.table"
+            assert bool(np.max(values) == 0) is is_frozen, (kind, name)
+    assert all(np.min(values) > 0 for values in norms["parameter_norm"].values())

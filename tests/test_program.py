@@ -106,6 +106,8 @@ def test_learning_rate_schedule_seed_and_steps_are_inputs_of_one_program(tmp_pat
     want = lowered(tmp_path)
     other = ["optimizer.learning_rate=2e-3", "optimizer.schedule.warmup=3", "optimizer.schedule.final=0.3"]
     assert lowered(tmp_path, *other, "steps=77", "seed=5") == want
+    for kind in ("linear", "constant", "wsd", "inverse_sqrt"):
+        assert lowered(tmp_path, f"optimizer.schedule.kind={kind}", "optimizer.schedule.warmup=3") == want
     assert lowered(tmp_path, "optimizer.b1=0.8") != want
 
 
@@ -123,7 +125,7 @@ def test_the_inputs_of_the_step_are_what_its_description_says(tmp_path: Path) ->
     for leaf, planned in zip(jax.tree.leaves(inputs), jax.tree.leaves(described), strict=True):
         assert (leaf.shape, leaf.dtype, leaf.sharding) == (planned.shape, planned.dtype, planned.sharding)
     schedule = {name: value.item() for name, value in inputs["schedule"].items()}
-    assert schedule == pytest.approx({"peak": 2e-3, "warmup": 3, "steps": 50, "final": 0.1})
+    assert schedule == pytest.approx({"peak": 2e-3, "warmup": 3, "start": 3, "end": 50, "final": 0.1, "shape": 1})
 
 
 def test_dropout_and_initial_values_draw_from_different_keys() -> None:

@@ -55,7 +55,7 @@ def test_the_house_is_drawn_with_its_rooms() -> None:
     drawing = README.partition("## The house")[2].partition("Three ideas")[0]
     folders = {f"{path.parent.name}/" for path in (ROOT / "jaxtrain").glob("*/__init__.py")}
     verbs = {path.stem for path in (ROOT / "jaxtrain").glob("*.py") if "def main(" in path.read_text()}
-    assert set(re.findall(r"\w+/?", drawing)) >= folders | verbs | {"loop", "program", "step", "gradient", "optimizer"}
+    assert set(re.findall(r"\w+/?", drawing)) >= folders | verbs | {"loop", "program", "step", "gradient"}
 
 
 @pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)#]*)\)", README))))

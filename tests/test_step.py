@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxtrain.config import AdamWConfig, CosineSchedule
+from jaxtrain.config import Config
 from jaxtrain.data import FILLER, RowTable
 from jaxtrain.models.language import LanguageTask
 from jaxtrain.models.parameters import named_leaves
@@ -17,7 +17,7 @@ from jaxtrain.models.task import run_layers
 from jaxtrain.optimizer import schedule_inputs
 from jaxtrain.placement import Placement
 from jaxtrain.program import Program
-from jaxtrain.step import initial_state, make_train_step, with_rows
+from jaxtrain.step import clip_by_norm, initial_state, make_train_step, with_rows
 from tests.factories import make_dataset, make_documents
 from tests.runs import Trained, tiny_program, train_on
 
@@ -221,20 +221,37 @@ def toy_step(slope: float, loss: float = 1.0, clip: float | None = None) -> Any:
 
 
 TOY_BATCH = {"x": jnp.zeros(4)}
-TOY_INPUTS = {
-    "key": jax.random.key(0),
-    "schedule": schedule_inputs(AdamWConfig(learning_rate=0.5, schedule=CosineSchedule(warmup=3)), 10),
+
+
+def toy_inputs(**schedule: Any) -> dict[str, Any]:
+    """The inputs of ten steps with a warm-up of three to 0.5."""
+    optimizer = {"learning_rate": 0.5, "schedule": {"warmup": 3, **schedule}}
+    config = Config.model_validate({"run_dir": "r", "steps": 10, "optimizer": optimizer})
+    return {"key": jax.random.key(0), "schedule": schedule_inputs(config, 10)}
+
+
+TOY_INPUTS = toy_inputs()
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "cosine": {},
+    "linear": {"kind": "linear"},
+    "constant": {"kind": "constant"},
+    "wsd": {"kind": "wsd", "decay": 0.4},
+    "wsd, square root": {"kind": "wsd", "decay": 0.4, "decay_shape": "sqrt"},
+    "inverse square root": {"kind": "inverse_sqrt"},
 }
 
 
-def test_the_logged_learning_rate_is_the_one_applied() -> None:
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_logged_learning_rate_is_the_one_applied(schedule: str) -> None:
     step, state = toy_step(slope=1.0), initial_state({"w": jnp.zeros(1)}, optax.identity())
+    inputs, rates = toy_inputs(**SCHEDULES[schedule]), []
     for number in range(1, 11):
         before = state["params"]["w"]
-        state, metrics = step(state, TOY_BATCH, TOY_INPUTS)
-        assert (before - state["params"]["w"]).item() == pytest.approx(metrics["learning_rate"].item(), rel=1e-5)
+        state, metrics = step(state, TOY_BATCH, inputs)
+        rates.append(metrics["learning_rate"].item())
+        assert (before - state["params"]["w"]).item() == pytest.approx(rates[-1], rel=1e-5, abs=1e-7)
         assert metrics["step"] == number
-    assert metrics["learning_rate"].item() == pytest.approx(0.05, rel=1e-5)
+    assert max(rates) == rates[2] == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(("slope", "loss"), [(np.nan, 1.0), (np.inf, 1.0), (1.0, np.nan), (1.0, np.inf)])
@@ -256,3 +273,15 @@ def test_a_skipped_step_does_not_move_the_schedule() -> None:
 
 def test_rows_are_numbered_in_the_global_batch() -> None:
     assert with_rows({"x": jnp.zeros((3, 2))})["row"].tolist() == [0, 1, 2]
+
+
+def test_clipping_scales_all_gradients_alike_and_only_down() -> None:
+    gradients = {"a": jnp.array([3.0]), "b": jnp.array([4.0])}
+    clipped = clip_by_norm(gradients, jnp.float32(5.0), 1.0)
+    assert (clipped["a"].item(), clipped["b"].item()) == pytest.approx((0.6, 0.8))
+    assert clip_by_norm(gradients, jnp.float32(5.0), 6.0) == gradients
+    assert clip_by_norm(gradients, jnp.float32(5.0), None) is gradients
+
+
+def test_clipping_a_gradient_of_zero_leaves_zero() -> None:
+    assert clip_by_norm({"a": jnp.zeros(2)}, jnp.float32(0.0), 1.0)["a"].tolist() == [0.0, 0.0]

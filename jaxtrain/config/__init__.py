@@ -2,6 +2,7 @@
 
 from jaxtrain.config.arguments import Arguments, parse_arguments
 from jaxtrain.config.base import Section
+from jaxtrain.config.batches import BatchPlan, Phase
 from jaxtrain.config.checks import check, check_layout, check_steps, resolve_mesh
 from jaxtrain.config.data import DataConfig, DigitsDataConfig, OwnDataConfig, TokenDataConfig
 from jaxtrain.config.difference import Difference, difference, format_differences
@@ -16,12 +17,20 @@ from jaxtrain.config.model import (
     VitConfig,
 )
 from jaxtrain.config.optimizer import (
+    AdafactorConfig,
     AdamWConfig,
     ConstantSchedule,
     CosineSchedule,
+    EmaConfig,
+    InverseSqrtSchedule,
+    LinearSchedule,
+    LionConfig,
+    MuonConfig,
     OptimizerConfig,
+    RoleFactors,
     Schedule,
     SgdConfig,
+    StableSchedule,
 )
 from jaxtrain.config.schema import (
     CheckpointConfig,
@@ -36,8 +45,10 @@ from jaxtrain.config.schema import (
 from jaxtrain.config.tree import flat, keys, value_at
 
 __all__ = [
+    "AdafactorConfig",
     "AdamWConfig",
     "Arguments",
+    "BatchPlan",
     "CheckpointConfig",
     "Config",
     "ConstantSchedule",
@@ -47,20 +58,28 @@ __all__ = [
     "Difference",
     "DigitsDataConfig",
     "DistributedConfig",
+    "EmaConfig",
     "EvalConfig",
+    "InverseSqrtSchedule",
+    "LinearSchedule",
+    "LionConfig",
     "LossConfig",
     "MeshConfig",
     "ModelConfig",
+    "MuonConfig",
     "OptimizerConfig",
     "OwnDataConfig",
     "OwnModelConfig",
+    "Phase",
     "ProfileConfig",
+    "RoleFactors",
     "RopeConfig",
     "RopeScaling",
     "Schedule",
     "Section",
     "SgdConfig",
     "ShardingConfig",
+    "StableSchedule",
     "TelemetryConfig",
     "TokenDataConfig",
     "VitConfig",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from jaxtrain.config.data import DigitsDataConfig, OwnDataConfig, TokenDataConfig
 from jaxtrain.config.model import DecoderConfig, OwnModelConfig, VitConfig
+from jaxtrain.config.optimizer import StableSchedule
 from jaxtrain.config.schema import Config, MeshConfig
 from jaxtrain.errors import ConfigError
 
@@ -35,7 +36,8 @@ def check(config: Config, origins: Mapping[str, str] | None = None) -> None:
         *_pair(config),
         *_length(config),
         *_remat(config),
-        *_warmup(config, config.steps),
+        *_reference(config),
+        *_schedule(config, config.steps),
         *_profile(config, config.steps),
         *_mesh(config.mesh),
         *_data(config),
@@ -52,7 +54,7 @@ def check_layout(config: Config, axis_sizes: Mapping[str, int], origins: Mapping
 
 def check_steps(config: Config, steps: int, origins: Mapping[str, str] | None = None) -> None:
     """Raise ConfigError if what counts steps doesn't fit a run of so many, known here also where the data sets it."""
-    _raise([*_warmup(config, steps), *_profile(config, steps)], config.origins if origins is None else origins)
+    _raise([*_schedule(config, steps), *_profile(config, steps)], config.origins if origins is None else origins)
 
 
 def resolve_mesh(mesh: MeshConfig, devices: int, origins: Mapping[str, str] | None = None) -> dict[str, int]:
@@ -192,12 +194,50 @@ def _remat(config: Config) -> Iterator[Problem]:
         yield Problem(tuple(named), f"remat_save and remat_offload both name {', '.join(twice)}; keep it in one place")
 
 
-def _warmup(config: Config, steps: int | None) -> Iterator[Problem]:
-    warmup = config.optimizer.schedule.warmup
-    if steps is not None and warmup > steps:
+def _reference(config: Config) -> Iterator[Problem]:
+    scaling, reference = config.optimizer.batch_scaling, config.optimizer.reference_batch
+    keys = ("optimizer.batch_scaling", "optimizer.reference_batch")
+    if scaling != "none" and reference is None:
         yield Problem(
-            ("optimizer.schedule.warmup", "steps"),
-            f"optimizer.schedule.warmup={warmup} is longer than the run, steps={steps}; it may be at most {steps}",
+            keys,
+            f"optimizer.batch_scaling={scaling} needs optimizer.reference_batch: the examples per update that "
+            f"optimizer.learning_rate was chosen for (global_batch={config.global_batch} would change nothing)",
+        )
+    if scaling == "none" and reference is not None:
+        yield Problem(
+            keys,
+            f"optimizer.reference_batch={reference} does nothing with optimizer.batch_scaling=none; "
+            f"set batch_scaling to linear or sqrt, or leave reference_batch out",
+        )
+
+
+def _schedule(config: Config, steps: int | None) -> Iterator[Problem]:
+    schedule, key = config.optimizer.schedule, "optimizer.schedule"
+    if schedule.warmup and schedule.warmup_tokens is not None:
+        keys = (f"{key}.warmup", f"{key}.warmup_tokens")
+        yield Problem(keys, f"{_valued(config, keys)}: the warm-up has one length; leave one of them out")
+        return
+    if schedule.warmup_tokens is not None and config.sequence is None:
+        yield Problem(
+            (f"{key}.warmup_tokens", "data.kind"),
+            f"{key}.warmup_tokens={schedule.warmup_tokens} needs the length of a row, and data.kind={config.data.kind} "
+            f"gives none; set {key}.warmup in steps",
+        )
+        return
+    if steps is None or (config.optimizer.batch_scaling != "none" and config.optimizer.reference_batch is None):
+        return
+    name = f"{key}.warmup" if schedule.warmup_tokens is None else f"{key}.warmup_tokens"
+    warmup = config.warmup_steps
+    meaning, limit = _valued(config, (name,)), f"be at most {steps}"
+    if warmup != schedule.warmup:
+        meaning, limit = f"{meaning} ({warmup} steps here)", f"take at most {steps} steps"
+    if warmup > steps:
+        yield Problem((name, "steps"), f"{meaning} is longer than the run, steps={steps}; it may {limit}")
+    elif isinstance(schedule, StableSchedule) and warmup + schedule.decay_steps(steps) > steps:
+        yield Problem(
+            (name, f"{key}.decay", "steps"),
+            f"{meaning} and {key}.decay={schedule.decay} ({schedule.decay_steps(steps)} steps) are together longer "
+            f"than the run, steps={steps}; the decay may have at most {steps - warmup} steps",
         )
 
 

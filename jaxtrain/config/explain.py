@@ -19,6 +19,7 @@ WANTED = {
     "bool_type": "true or false",
     "string_type": "text",
     "path_type": "a path",
+    "tuple_type": "a list",
 }
 LIMITS = {
     "greater_than": ("gt", "above"),

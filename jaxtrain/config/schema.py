@@ -5,6 +5,7 @@ anywhere; `run_dir` alone has none. A limit on one key stands at the key; what s
 in `checks.py`. Keys, defaults and descriptions are published as JSON schema by `python -m jaxtrain.schema`.
 """
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -12,9 +13,10 @@ from typing import Any, Literal, Self
 from pydantic import PrivateAttr
 
 from jaxtrain.config.base import Address, Count, LocalPath, Names, Seconds, Section, section, setting
+from jaxtrain.config.batches import BatchPlan
 from jaxtrain.config.data import DataConfig, OwnDataConfig, TokenDataConfig
 from jaxtrain.config.model import DecoderConfig, ModelConfig, OwnModelConfig
-from jaxtrain.config.optimizer import AdamWConfig, OptimizerConfig
+from jaxtrain.config.optimizer import AdamWConfig, EmaConfig, OptimizerConfig
 
 
 class MeshConfig(Section):
@@ -133,6 +135,7 @@ class Config(Section):
     model: ModelConfig = section(DecoderConfig, "The model.")
     data: DataConfig = section(TokenDataConfig, "The data set.")
     optimizer: OptimizerConfig = section(AdamWConfig, "The optimizer.")
+    ema: EmaConfig | None = setting(None, "Moving average of the weights; null: none.")
     eval: EvalConfig = section(EvalConfig, "Evaluation during the run.")
     checkpoint: CheckpointConfig = section(CheckpointConfig, "Checkpoints.")
     telemetry: TelemetryConfig = section(TelemetryConfig, "What is written down.")
@@ -163,6 +166,26 @@ class Config(Section):
     def checkpoint_dir(self) -> Path:
         """Where checkpoints lie."""
         return self.run_dir / "checkpoints" if self.checkpoint.dir is None else self.checkpoint.dir
+
+    @property
+    def batches(self) -> BatchPlan:
+        """Which batch size holds where."""
+        return BatchPlan.of([], self.global_batch)
+
+    @property
+    def warmup_steps(self) -> int:
+        """Updates of warm-up, from whatever unit they are given in; rounded up.
+
+        Tokens are counted as rows times `data.sequence`. With `batch_scaling` the warm-up takes as many examples as
+        `warmup` steps of `reference_batch` have, so that it gets shorter as the batch grows.
+        """
+        schedule, reference = self.optimizer.schedule, self.optimizer.reference_batch
+        if schedule.warmup_tokens is not None:
+            assert self.sequence is not None, "checked: tokens can be counted"
+            return self.batches.steps_to(math.ceil(schedule.warmup_tokens / self.sequence))
+        if self.optimizer.batch_scaling != "none" and reference is not None:
+            return self.batches.steps_to(schedule.warmup * reference)
+        return schedule.warmup
 
     @property
     def eval_batch(self) -> int:

@@ -21,11 +21,15 @@ Initializer = Callable[[Key[Array, ""], tuple[int, ...]], Array]
 
 @dataclass(frozen=True)
 class ParameterInfo:
-    """One parameter: its shape, the logical axis of each dimension, its role. Parameters are float32."""
+    """One parameter: its shape, the logical axis of each dimension, its role, whether it is left as it is.
+
+    Parameters are float32.
+    """
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
     role: Role
+    frozen: bool = False
 
 
 def normal(scale: float) -> Initializer:

@@ -1,7 +1,7 @@
 """The start-up table: each parameter's shape, sharding and bytes per device, and a refusal of silent replication."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from jax.sharding import NamedSharding
@@ -23,6 +23,7 @@ class TableRow:
     sharding: NamedSharding
     bytes_total: int
     bytes_per_device: int
+    frozen: bool = False
 
     @property
     def replicated(self) -> bool:
@@ -30,12 +31,15 @@ class TableRow:
         return self.bytes_total == self.bytes_per_device
 
 
-def parameter_rows(shapes: Mapping[str, tuple[int, ...]], shardings: Mapping[str, NamedSharding]) -> list[TableRow]:
-    """Rows for float32 parameters with the given shapes and shardings, in the given order."""
+def parameter_rows(
+    shapes: Mapping[str, tuple[int, ...]], shardings: Mapping[str, NamedSharding], frozen: Collection[str] = ()
+) -> list[TableRow]:
+    """Rows for float32 parameters with the given shapes and shardings, in the given order; `frozen` by name."""
     rows = []
     for name, shape in shapes.items():
         local = shardings[name].shard_shape(shape)
-        rows.append(TableRow(name, shape, shardings[name], 4 * math.prod(shape), 4 * math.prod(local)))
+        total, here = 4 * math.prod(shape), 4 * math.prod(local)
+        rows.append(TableRow(name, shape, shardings[name], total, here, name in frozen))
     return rows
 
 
@@ -48,7 +52,8 @@ def render_table(rows: list[TableRow]) -> Table:
     for row in rows:
         spec = ", ".join("·" if entry is None else _entry_text(entry) for entry in row.sharding.spec) or "·"
         shape = "×".join(map(str, row.shape))
-        table.add_row(row.name, shape, spec, f"{row.bytes_per_device / 2**20:,.2f}")
+        name = f"{row.name} (frozen)" if row.frozen else row.name
+        table.add_row(name, shape, spec, f"{row.bytes_per_device / 2**20:,.2f}")
     total, local = sum(row.bytes_total for row in rows), sum(row.bytes_per_device for row in rows)
     table.add_section()
     table.add_row("total", f"{total // 4:,}", f"of {total / 2**20:,.1f} MiB", f"{local / 2**20:,.2f}")

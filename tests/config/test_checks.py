@@ -54,6 +54,36 @@ def refusal(config: Config, **axis_sizes: int) -> list[str]:
             {"optimizer": {"name": "sgd", "schedule": {"kind": "constant", "warmup": 11}}},
             "optimizer.schedule.warmup=11 is longer than the run, steps=10; it may be at most 10",
         ),
+        (
+            {"optimizer": {"schedule": {"warmup": 3, "warmup_tokens": 1e3}}},
+            "optimizer.schedule.warmup=3, optimizer.schedule.warmup_tokens=1000.0: the warm-up has one length; "
+            "leave one of them out",
+        ),
+        (
+            {"optimizer": {"schedule": {"warmup_tokens": 8 * 256 * 10 + 1}}},
+            "optimizer.schedule.warmup_tokens=20481.0 (11 steps here) is longer than the run, steps=10; "
+            "it may take at most 10 steps",
+        ),
+        (
+            {"optimizer": {"batch_scaling": "sqrt", "reference_batch": 16, "schedule": {"warmup": 6}}},
+            "optimizer.schedule.warmup=6 (12 steps here) is longer than the run, steps=10; "
+            "it may take at most 10 steps",
+        ),
+        (
+            {"optimizer": {"schedule": {"kind": "wsd", "warmup": 6, "decay": 0.5}}},
+            "optimizer.schedule.warmup=6 and optimizer.schedule.decay=0.5 (5 steps) are together longer "
+            "than the run, steps=10; the decay may have at most 4 steps",
+        ),
+        (
+            {"optimizer": {"batch_scaling": "linear"}},
+            "optimizer.batch_scaling=linear needs optimizer.reference_batch: the examples per update that "
+            "optimizer.learning_rate was chosen for (global_batch=8 would change nothing)",
+        ),
+        (
+            {"optimizer": {"reference_batch": 64}},
+            "optimizer.reference_batch=64 does nothing with optimizer.batch_scaling=none; "
+            "set batch_scaling to linear or sqrt, or leave reference_batch out",
+        ),
         ({"mesh": {"pipeline": 2}}, "mesh.pipeline=2 is not supported yet; the nearest value is 1"),
         ({"mesh": {"expert": 2}}, "mesh.expert=2 is not supported yet; the nearest value is 1"),
         ({"mesh": {"context": -1, "data": 1}}, "mesh.context=-1 is not supported yet; the nearest value is 1"),
@@ -104,6 +134,15 @@ def test_keys_that_contradict_each_other_are_refused_with_the_nearest_values(
     sections: dict[str, Any], message: str
 ) -> None:
     assert refusal(config(**sections)) == [message]
+
+
+def test_a_warmup_in_tokens_needs_rows_of_tokens() -> None:
+    optimizer = {"schedule": {"warmup_tokens": 1e3}}
+    images = {"model": {"family": "vit"}, "data": {"kind": "digits"}, "optimizer": optimizer}
+    assert refusal(Config.model_validate({"run_dir": "r", "steps": 10, **images})) == [
+        "optimizer.schedule.warmup_tokens=1000.0 needs the length of a row, and data.kind=digits gives none; "
+        "set optimizer.schedule.warmup in steps"
+    ]
 
 
 def test_what_is_just_right_passes() -> None:

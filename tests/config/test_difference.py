@@ -36,8 +36,8 @@ def test_another_optimizer_shows_its_name_and_the_keys_it_lost() -> None:
     found = difference(config().to_dict(), config(optimizer={"name": "sgd", "momentum": 0.5}))
     assert [(change.key, change.saved, change.now) for change in found] == [
         ("optimizer.name", "adamw", "sgd"),
-        ("optimizer.momentum", 0.9, 0.5),
         ("optimizer.weight_decay", 0.1, 0.0),
+        ("optimizer.momentum", 0.9, 0.5),
         ("optimizer.b1", 0.9, ABSENT),
         ("optimizer.b2", 0.95, ABSENT),
         ("optimizer.epsilon", 1e-8, ABSENT),

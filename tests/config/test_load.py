@@ -62,7 +62,7 @@ def faults(path: Path, *overrides: str) -> list[str]:
             "unknown key zzz in section checkpoint; valid keys are checkpoint.every, checkpoint.dir, checkpoint.keep",
         ),
         ("optimizer: {lr: 1}", "unknown key lr in section optimizer; did you mean optimizer.learning_rate?"),
-        ("optimizer: {momentum: 0.5}", "optimizer.momentum is only for optimizer.name=sgd"),
+        ("optimizer: {momentum: 0.5}", "optimizer.momentum is only for optimizer.name=sgd or muon"),
     ],
 )
 def test_an_unknown_key_is_refused_with_its_line_section_and_the_nearest_key(
@@ -78,7 +78,7 @@ def test_an_unknown_key_is_refused_with_its_line_section_and_the_nearest_key(
         ("learning_rate=1", "unknown key learning_rate; did you mean optimizer.learning_rate?"),
         ("steps.x=1", "unknown key steps.x; steps holds a value, not keys"),
         ("base=other.yml", "unknown key base; "),
-        ("optimizer.momentum=0.5", "optimizer.momentum is only for optimizer.name=sgd"),
+        ("optimizer.momentum=0.5", "optimizer.momentum is only for optimizer.name=sgd or muon"),
         ("seed=", "has no value; write seed=null for none"),
         ("run_dir=@here", "not valid YAML: "),
         ("seed", "must have the form key.path=value"),
@@ -127,10 +127,16 @@ def test_a_repeated_override_is_refused(write: Write) -> None:
         ("model: {window: 0}", "model.window: must be above 0, not 0 (or null)"),
         ("model:", "model is a section, not null; it holds family, vocab, "),
         ("optimizer: adam", 'optimizer is a section, not "adam"; it holds name, learning_rate, '),
-        ("optimizer: {name: adam}", 'optimizer.name: must be adamw or sgd, not "adam"; the nearest is adamw'),
-        ("optimizer: {name: [sgd]}", "optimizer.name: must be adamw or sgd, not a list"),
+        (
+            "optimizer: {name: adam}",
+            'optimizer.name: must be adamw or sgd or adafactor or lion or muon, not "adam"; the nearest is adamw',
+        ),
+        ("optimizer: {name: [sgd]}", "optimizer.name: must be adamw or sgd or adafactor or lion or muon, not a list"),
+        ("optimizer: {frozen: embed}", 'optimizer.frozen: "embed" is text, not a list'),
+        ("ema: 0.9", "ema is a section, not 0.9; it holds decay, evaluate (or null)"),
+        ("ema: {decay: 1.0}", "ema.decay: must be below 1.0, not 1.0"),
         ("optimizer: {learning_rate: -1}", "optimizer.learning_rate: must be at least 0.0, not -1"),
-        ("optimizer: {schedule: {kind: cosin}}", 'optimizer.schedule.kind: must be cosine or constant, not "cosin"'),
+        ("optimizer: {schedule: {kind: cosin}}", "optimizer.schedule.kind: must be cosine or linear or constant or "),
         ("data: {dir: ''}", 'data.dir: "" is empty'),
         ("data: {dir: 2024}", "data.dir: 2024 is not a path; put it in quotes: '2024'"),
         ("data: {source: stdlib}", 'data.source: must be python_stdlib, not "stdlib" (or null)'),
@@ -263,9 +269,9 @@ def test_another_variant_leaves_the_keys_of_the_base_variant_behind(write: Write
 def test_a_variant_is_strict_about_the_keys_given_with_it(write: Write) -> None:
     write(RUN + "optimizer: {b1: 0.5}\n", "ground.yml")
     path = write("base: ground.yml\noptimizer: {name: sgd, b2: 0.5}\n")
-    assert faults(path) == ["c.yml:2: optimizer.b2 is only for optimizer.name=adamw"]
+    assert faults(path) == ["c.yml:2: optimizer.b2 is only for optimizer.name=adamw or lion or muon"]
     assert faults(write(RUN), "optimizer.b1=0.5", "optimizer.name=sgd") == [
-        "override optimizer.b1=0.5: optimizer.b1 is only for optimizer.name=adamw"
+        "override optimizer.b1=0.5: optimizer.b1 is only for optimizer.name=adamw or lion or muon"
     ]
 
 

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from jaxtrain.config import (
+    AdamWConfig,
     Config,
+    CosineSchedule,
     DecoderConfig,
     DigitsDataConfig,
     ModelConfig,
     OwnDataConfig,
     OwnModelConfig,
+    RoleFactors,
     Section,
     TokenDataConfig,
     VitConfig,
@@ -34,6 +37,7 @@ MAY_CHANGE = {
     "log_every", "microbatch", "compile_cache", "cpu_devices", "resume", "remat", "remat_save",
     "remat_offload", "run_dir", "deterministic", "non_finite",
     "data.dir", "data.workers", "data.prefetch", "data.log_rows", "data.source", "model.loss.chunk",
+    "ema.evaluate",
 }  # fmt: skip
 SECTIONS_THAT_MAY_CHANGE = {"mesh", "sharding", "distributed", "eval", "checkpoint", "telemetry", "profile"}
 
@@ -157,7 +161,15 @@ def test_the_documented_defaults_are_the_defaults(tmp_path: Path) -> None:
     path = documented(tmp_path, "Every key")
     config = load(path, ["steps=10"])
     assert config == Config(run_dir=Path("runs/quickstart"), steps=10)
-    variant_only = {"optimizer.momentum", "model.target", "data.target"}
+    usual = {f"optimizer.{name}" for name in AdamWConfig.model_fields}
+    usual |= {f"optimizer.schedule.{name}" for name in CosineSchedule.model_fields}
+    usual |= {f"optimizer.factors.{name}" for name in RoleFactors.model_fields}
+    others = {key for key in keys() if key.startswith("ema.")}
+    others |= {key for key in keys() if key.startswith("optimizer.")} - usual
+    readme = (CONFIGS / "README.md").read_text()
+    assert {key for key in others if f"`{key.rpartition('.')[2]}: " not in readme} <= {"ema.decay", "ema.evaluate"}
+    assert "{decay: 0.999, evaluate: true}" in readme
+    variant_only = {"model.target", "data.target", *others}
     variant_only |= {key for key in keys() if key.startswith("model.rope.scaling.")}
     variant_only |= {f"model.{name}" for name in set(VitConfig.model_fields) - set(DecoderConfig.model_fields)}
     assert set(config.origins) == set(keys()) - variant_only
