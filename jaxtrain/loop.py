@@ -11,9 +11,10 @@ from typing import Any
 import jax
 
 from jaxtrain import distributed
+from jaxtrain.batches import RunBatches
 from jaxtrain.checkpoint import Checkpointer, Meta
 from jaxtrain.config import Config, check_steps, keys, value_at
-from jaxtrain.data import ROW_IDS, HostBatches, Order, host_batches
+from jaxtrain.data import ROW_IDS, Order
 from jaxtrain.errors import CheckpointError, ConfigError, DataError, NonFiniteError, refusing_os_errors
 from jaxtrain.evaluation import Evaluator
 from jaxtrain.norms import name_norms
@@ -106,15 +107,16 @@ def planned_steps(config: Config, data: TrainingData) -> int:
     Raises:
         ConfigError: `steps` is more than the data allow.
     """
-    available = data.order.batches(config.global_batch)
+    available = None if data.order.total is None else config.batches.steps_to(data.order.total)
     if config.steps is None:
         assert available is not None, "checked by config: steps or data.epochs is given"
         check_steps(config, available)
         return available
     if available is not None and config.steps > available:
+        ramp = " after batch_ramp" if config.batch_ramp else ""
         raise ConfigError(
             f"steps={config.steps}, but data.epochs={config.data.epochs} of {data.rows} rows at "
-            f"global_batch={config.global_batch} allow {available} steps; set steps to at most {available}, "
+            f"global_batch={config.global_batch}{ramp} allow {available} steps; set steps to at most {available}, "
             f"leave it out, or raise data.epochs"
         )
     return config.steps
@@ -139,17 +141,20 @@ def refuse_other_data(data: TrainingData, newest: Meta | None) -> None:
 
 @dataclass(frozen=True)
 class Compiled:
-    """The executables of a run."""
+    """The executables of a run: the train step, and its inputs, for each size that a batch has."""
 
-    train_step: Callable[..., Any]
+    train_step: dict[int, Callable[..., Any]]
     eval_step: Callable[..., Any]
-    inputs: Any
+    inputs: dict[int, Any]
 
 
 def compile_program(program: Program, total_steps: int, checkpointer: Checkpointer, recorder: Recorder) -> Compiled:
     """Compiles everything that the run will call, and waits until every process has done so."""
-    with recorder.timed("compile", what="train_step"):
-        train_step = program.train_step.lower(program.state, program.batch, program.abstract_inputs()).compile()
+    train_step, sizes = {}, program.config.batches.sizes
+    for size in sizes:
+        with recorder.timed("compile", what="train_step", **({"rows": size} if len(sizes) > 1 else {})):
+            lowered = program.train_step.lower(program.state, program.batch_of(size), program.abstract_inputs())
+            train_step[size] = lowered.compile()
     recorder.chose(program.layout.choices)
     eval_step = program.eval_step
     if program.config.eval.every:
@@ -158,7 +163,7 @@ def compile_program(program: Program, total_steps: int, checkpointer: Checkpoint
     with recorder.timed("compile", what="checksums"):
         checkpointer.prepare(program.state)
     distributed.barrier("compiled", timeout=3600)
-    return Compiled(train_step, eval_step, program.inputs(total_steps))
+    return Compiled(train_step, eval_step, {size: program.inputs(total_steps, size) for size in sizes})
 
 
 def restore_or_initialise(
@@ -186,6 +191,7 @@ class _InFlight:
     asked: float
     waited: float
     position: int
+    size: int
     rows: Any
 
 
@@ -221,17 +227,16 @@ class Training:
         self._in_flight: deque[_InFlight] = deque()
         self._read_at = time.perf_counter()
         self._skipped_in_a_row = 0
-        self._step_flops = program.task.flops(config.global_batch).training
+        self._flops = {size: program.task.flops(size).training for size in config.batches.sizes}
         self._peak = peak_flops(device.device_kind for device in program.mesh.devices.flat)
-        self._place = Placement(program.batch)
-        self._data = data
+        self._places = {size: Placement(program.batch_of(size)) for size in config.batches.sizes}
         self._evaluate = None
         if data.held_out is not None:
             placement = Placement(program.eval_batch)
             self._evaluate = Evaluator(
                 compiled.eval_step, placement, data.held_out, config.eval_batch, config.data.prefetch
             )
-        self._batches = self._open_batches(meta.position)
+        self._batches = RunBatches(config.batches, data, self._places, meta.position, config.data)
 
     def run(self) -> None:
         """To the last step, saved."""
@@ -252,33 +257,21 @@ class Training:
         self._batches.close()
         self._checkpointer.settle()
 
-    def _open_batches(self, position: int) -> HostBatches:
-        config = self.config
-        return host_batches(
-            self._data.table,
-            self._data.order,
-            config.global_batch,
-            self._place.rows,
-            start=position,
-            workers=config.data.workers,
-            prefetch=config.data.prefetch,
-        )
-
     def _dispatch(self) -> bool:
         """Starts the next step; False where finite data have ended."""
         asked = time.perf_counter()
-        host_batch = next(self._batches, None)
-        if host_batch is None:
+        batch = next(self._batches, None)
+        if batch is None:
             return False
         # While the step before still computes, nobody waits for data.
         starved = not self._in_flight or self._in_flight[-1].metrics["loss"].is_ready()  # type: ignore[attr-defined]
         waited = time.perf_counter() - asked if starved else 0.0
-        rows = host_batch.pop(ROW_IDS)
-        batch = self._place(host_batch)
+        rows = batch.rows.pop(ROW_IDS)
+        train_step, inputs = self._compiled.train_step[batch.size], self._compiled.inputs[batch.size]
+        placed = self._places[batch.size](batch.rows)
         with self._profile.step(self.meta.step + len(self._in_flight) + 1):
-            self._state, metrics = self._compiled.train_step(self._state, batch, self._compiled.inputs)
-        position = self.meta.position + len(self._in_flight) * self.config.global_batch
-        self._in_flight.append(_InFlight(metrics, asked, waited, position, rows))
+            self._state, metrics = train_step(self._state, placed, inputs)
+        self._in_flight.append(_InFlight(metrics, asked, waited, batch.position, batch.size, rows))
         return True
 
     def _read(self, step: _InFlight) -> None:
@@ -289,7 +282,8 @@ class Training:
         seconds = now - max(self._read_at, step.asked)
         self._read_at = now
         skipped = metrics.pop("skipped")
-        self.meta = self._advanced(metrics["step"], skipped)
+        position = step.position + step.size
+        self.meta = replace(self.meta, step=metrics["step"], position=position, skipped=self.meta.skipped + skipped)
         if self.config.data.log_rows:
             self._recorder.rows(self.meta.step, step.position, step.rows, skipped)
         if skipped:
@@ -297,16 +291,14 @@ class Training:
             self._not_finite(metrics, step.position)
             return
         self._skipped_in_a_row = 0
+        if self.config.batch_ramp:
+            metrics["global_batch"] = step.size
         metrics |= {"tokens_per_second": metrics["tokens"] / seconds, "step_seconds": seconds}
         if self._peak is not None:
-            metrics["mfu"] = model_flops_utilisation(self._step_flops, seconds, self._peak)
+            metrics["mfu"] = model_flops_utilisation(self._flops[step.size], seconds, self._peak)
         self._recorder.step({**metrics, "data_wait": min(step.waited / seconds, 1.0)})
         if norms is not None and self.meta.step % self.config.telemetry.norms_every == 0:
             self._recorder.norms(self.meta.step, name_norms(self._infos, jax.device_get(norms)))
-
-    def _advanced(self, step: int, skipped: bool) -> Meta:
-        position = self.meta.position + self.config.global_batch
-        return replace(self.meta, step=step, position=position, skipped=self.meta.skipped + skipped)
 
     def _not_finite(self, metrics: dict[str, float], position: int) -> None:
         attempted = self.meta.step + 1

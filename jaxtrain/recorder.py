@@ -112,10 +112,14 @@ class Recorder:
         console.print(
             f"{count_parameters(program.infos):,} parameters on {devices['count']} {devices['kind']} "
             f"({devices['processes']} processes, {mesh}), {self._config.precision}, "
-            f"{self._config.global_batch} rows a step, {self._total} steps → {self._directory.path}",
+            f"{self._rows_a_step()} rows a step, {self._total} steps → {self._directory.path}",
             soft_wrap=True,
         )
         console.print(f"XLA_FLAGS: {' '.join(info['xla_flags']) or 'none'}", soft_wrap=True)
+
+    def _rows_a_step(self) -> str:
+        parts = [f"{part.global_batch} (for {part.steps} steps)" for part in self._config.batch_ramp]
+        return ", ".join([*parts, str(self._config.global_batch)])
 
     def restored(self, step: int, position: int, seconds: float) -> None:
         """A checkpoint that was read back and verified."""

@@ -48,7 +48,7 @@ def cpu_devices(config: Config, cores: int) -> int:
     alone = config.distributed.coordinator is None and not any(name in os.environ for name in _OF_SEVERAL_PROCESSES)
     if not alone or config.mesh != MeshConfig():
         return 1
-    rows = math.gcd(config.global_batch // (config.microbatch or 1), config.eval_batch)
+    rows = math.gcd(*(size // (config.microbatch or 1) for size in config.batches.sizes), config.eval_batch)
     return max(count for count in range(1, max(cores, 1) + 1) if rows % count == 0)
 
 

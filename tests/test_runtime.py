@@ -59,6 +59,7 @@ def test_without_a_compile_cache_there_is_none_even_where_the_environment_names_
         (["microbatch=4"], 8, 2),
         (["mesh.tensor=2"], 8, 1),
         (["mesh.data=1"], 8, 1),
+        (["batch_ramp=[{steps: 1, global_batch: 6}]"], 4, 2),
         (["cpu_devices=8", "mesh.tensor=2"], 2, 8),
         (["distributed.coordinator=host:1234", "distributed.processes=2", "distributed.process_id=0"], 8, 1),
     ],

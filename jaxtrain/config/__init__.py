@@ -39,6 +39,7 @@ from jaxtrain.config.schema import (
     EvalConfig,
     MeshConfig,
     ProfileConfig,
+    RampPart,
     ShardingConfig,
     TelemetryConfig,
 )
@@ -72,6 +73,7 @@ __all__ = [
     "OwnModelConfig",
     "Phase",
     "ProfileConfig",
+    "RampPart",
     "RoleFactors",
     "RopeConfig",
     "RopeScaling",

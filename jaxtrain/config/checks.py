@@ -37,7 +37,7 @@ def check(config: Config, origins: Mapping[str, str] | None = None) -> None:
         *_length(config),
         *_remat(config),
         *_reference(config),
-        *_schedule(config, config.steps),
+        *_length_of_parts(config, config.steps),
         *_profile(config, config.steps),
         *_mesh(config.mesh),
         *_data(config),
@@ -54,7 +54,7 @@ def check_layout(config: Config, axis_sizes: Mapping[str, int], origins: Mapping
 
 def check_steps(config: Config, steps: int, origins: Mapping[str, str] | None = None) -> None:
     """Raise ConfigError if what counts steps doesn't fit a run of so many, known here also where the data sets it."""
-    _raise([*_schedule(config, steps), *_profile(config, steps)], config.origins if origins is None else origins)
+    _raise([*_length_of_parts(config, steps), *_profile(config, steps)], config.origins if origins is None else origins)
 
 
 def resolve_mesh(mesh: MeshConfig, devices: int, origins: Mapping[str, str] | None = None) -> dict[str, int]:
@@ -211,6 +211,17 @@ def _reference(config: Config) -> Iterator[Problem]:
         )
 
 
+def _length_of_parts(config: Config, steps: int | None) -> Iterator[Problem]:
+    yield from _schedule(config, steps)
+    ramp = sum(part.steps for part in config.batch_ramp)
+    if steps is not None and ramp >= steps:
+        yield Problem(
+            ("batch_ramp", "steps"),
+            f"batch_ramp takes {ramp} steps of the run, steps={steps}, so global_batch={config.global_batch} is never "
+            f"reached; its parts may have at most {steps - 1} steps together",
+        )
+
+
 def _schedule(config: Config, steps: int | None) -> Iterator[Problem]:
     schedule, key = config.optimizer.schedule, "optimizer.schedule"
     if schedule.warmup and schedule.warmup_tokens is not None:
@@ -362,19 +373,22 @@ def _batches(config: Config, sizes: Mapping[str, int]) -> Iterator[Problem]:
     shards = math.prod(sizes.values())
     axes = tuple(f"mesh.{axis}" for axis, size in sizes.items() if size > 1)
     over = f"{shards} batch shards ({' × '.join(f'mesh.{axis}={size}' for axis, size in sizes.items() if size > 1)})"
-    if config.global_batch % shards:
-        yield Problem(
-            ("global_batch", *axes),
-            f"global_batch={config.global_batch} doesn't divide over {over}; "
-            f"the nearest is {_multiples(config.global_batch, shards)}",
-        )
-    elif config.microbatch is not None and (config.global_batch // shards) % config.microbatch:
-        share = config.global_batch // shards
-        yield Problem(
-            ("microbatch", "global_batch", *axes),
-            f"microbatch={config.microbatch} doesn't divide the {share} examples that each device has of "
-            f"global_batch={config.global_batch}; it may be {_divisors(share)}",
-        )
+    ramp = (
+        ("batch_ramp", f"batch_ramp[{i}].global_batch", part.global_batch) for i, part in enumerate(config.batch_ramp)
+    )
+    for key, name, size in [("global_batch", "global_batch", config.global_batch), *ramp]:
+        share = size // shards
+        if size % shards:
+            yield Problem(
+                (key, *axes),
+                f"{name}={size} doesn't divide over {over}; the nearest is {_multiples(size, shards)}",
+            )
+        elif config.microbatch is not None and share % config.microbatch:
+            yield Problem(
+                ("microbatch", key, *axes),
+                f"microbatch={config.microbatch} doesn't divide the {share} examples that each device has of "
+                f"{name}={size}; it may be {_divisors(share)}",
+            )
     if config.eval.batch is not None and config.eval.batch % shards:
         yield Problem(
             ("eval.batch", *axes),

@@ -20,6 +20,7 @@ ELSEWHERE = {
     "optimizer.frozen": ["freeze", "frozen_params", "freeze_layers"],
     "optimizer.schedule.warmup_tokens": ["lr_warmup_tokens"],
     "optimizer.schedule.decay": ["decay_fraction", "cooldown", "decay_ratio"],
+    "batch_ramp": ["rampup_batch_size", "batch_size_rampup", "batch_schedule"],
     "ema.decay": ["ema_decay", "ema_rate"],
     "optimizer.schedule": ["scheduler", "lr_scheduler", "lr_schedule"],
     "optimizer.schedule.warmup": ["warmup_steps", "warmup_iters", "lr_warmup_steps"],

@@ -8,9 +8,9 @@ in `checks.py`. Keys, defaults and descriptions are published as JSON schema by 
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import PrivateAttr
+from pydantic import PrivateAttr, Strict
 
 from jaxtrain.config.base import Address, Count, LocalPath, Names, Seconds, Section, section, setting
 from jaxtrain.config.batches import BatchPlan
@@ -43,6 +43,13 @@ class ShardingConfig(Section):
     rules: dict[str, list[Literal["fsdp", "tensor"]]] = setting(
         {}, "Logical axes of somebody's own task, each with the mesh axes that split it.", may_change=True
     )
+
+
+class RampPart(Section):
+    """Some steps at another batch size."""
+
+    steps: Count = setting(..., "Steps of this size.", gt=0)
+    global_batch: Count = setting(..., "Examples per update.", gt=0)
 
 
 class EvalConfig(Section):
@@ -98,6 +105,9 @@ class Config(Section):
     steps: Count | None = setting(None, "Optimizer updates in the whole run; null: as many as data.epochs give.", gt=0)
     seed: int = setting(0, "Seed of initial weights, data order and dropout.", ge=0, lt=2**32)
     global_batch: Count = setting(16, "Examples per update, over all devices.", gt=0)
+    batch_ramp: Annotated[tuple[RampPart, ...], Strict(False)] = setting(
+        (), "Sizes before global_batch, as a list of {steps, global_batch}; empty: global_batch from the first step."
+    )
     microbatch: Count | None = setting(
         None, "Examples per device and pass; null: the device's whole share in one pass.", may_change=True, gt=0
     )
@@ -170,7 +180,7 @@ class Config(Section):
     @property
     def batches(self) -> BatchPlan:
         """Which batch size holds where."""
-        return BatchPlan.of([], self.global_batch)
+        return BatchPlan.of([(part.steps, part.global_batch) for part in self.batch_ramp], self.global_batch)
 
     @property
     def warmup_steps(self) -> int:

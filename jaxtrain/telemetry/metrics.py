@@ -11,7 +11,7 @@ class MetricsWriter:
     """Appends metrics; steps that a resumed run will repeat are dropped on opening.
 
     A line of training carries `step, loss, grad_norm, learning_rate, tokens` (counted ones, of this step),
-    `tokens_per_second, step_seconds, data_wait` (a share of the step's time); a line
+    `tokens_per_second, step_seconds, data_wait` (a share of the step's time), with a batch ramp `global_batch`; a line
     of evaluation `step` and `eval_NAME` for each metric of the task, `eval_loss` among them, and with a moving average
     of the weights `eval_ema_NAME`. NaN and infinity are written as `jsonl.encode`
     says.

@@ -84,6 +84,11 @@ def refusal(config: Config, **axis_sizes: int) -> list[str]:
             "optimizer.reference_batch=64 does nothing with optimizer.batch_scaling=none; "
             "set batch_scaling to linear or sqrt, or leave reference_batch out",
         ),
+        (
+            {"batch_ramp": [{"steps": 4, "global_batch": 2}, {"steps": 6, "global_batch": 4}]},
+            "batch_ramp takes 10 steps of the run, steps=10, so global_batch=8 is never reached; "
+            "its parts may have at most 9 steps together",
+        ),
         ({"mesh": {"pipeline": 2}}, "mesh.pipeline=2 is not supported yet; the nearest value is 1"),
         ({"mesh": {"expert": 2}}, "mesh.expert=2 is not supported yet; the nearest value is 1"),
         ({"mesh": {"context": -1, "data": 1}}, "mesh.context=-1 is not supported yet; the nearest value is 1"),
@@ -305,6 +310,17 @@ def test_ones_own_model_is_left_to_the_sharding_rules() -> None:
             {"microbatch": 3},
             {"data": 2},
             "microbatch=3 doesn't divide the 4 examples that each device has of global_batch=8; it may be 1, 2 or 4",
+        ),
+        (
+            {"batch_ramp": [{"steps": 1, "global_batch": 8}, {"steps": 1, "global_batch": 4}]},
+            {"data": 8},
+            "batch_ramp[1].global_batch=4 doesn't divide over 8 batch shards (mesh.data=8); the nearest is 8",
+        ),
+        (
+            {"microbatch": 2, "batch_ramp": [{"steps": 1, "global_batch": 2}]},
+            {"data": 2},
+            "microbatch=2 doesn't divide the 1 examples that each device has of batch_ramp[0].global_batch=2; "
+            "it may be 1",
         ),
         (
             {"eval": {"batch": 3}},

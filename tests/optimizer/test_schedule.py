@@ -101,3 +101,13 @@ def test_a_warmup_that_is_no_whole_number_of_steps_is_rounded_up() -> None:
 def test_a_warmup_in_tokens_counts_rows_times_their_length() -> None:
     for tokens, steps in [(8 * 32 * 5, 5), (8 * 32 * 5 + 1, 6), (1, 1), (1e3, 4)]:
         assert config({"warmup_tokens": tokens}, data={"sequence": 32}).warmup_steps == steps
+
+
+def test_in_a_ramp_the_warmup_ends_where_its_examples_are_done_and_each_size_has_its_rate() -> None:
+    ramp = [{"steps": 3, "global_batch": 2}, {"steps": 2, "global_batch": 4}]
+    optimizer = {"batch_scaling": "linear", "reference_batch": 8}
+    ramped = config({"warmup": 2}, batch_ramp=ramp, optimizer=optimizer)
+    assert ramped.warmup_steps == 6, "2 × 8 examples: 3 × 2 + 2 × 4 are 14, the sixth step has the rest"
+    assert [schedule_inputs(ramped, 10, size)["peak"].item() for size in (2, 4, 8)] == [0.125, 0.25, 0.5]
+    assert config({"warmup_tokens": 10 * 32}, batch_ramp=ramp, data={"sequence": 32}).warmup_steps == 4
+    assert config({"warmup": 2}, batch_ramp=ramp).warmup_steps == 2
