@@ -13,7 +13,7 @@ from jaxtrain.data.loader import ROW_IDS, HostBatches, host_batches
 from jaxtrain.data.manifest import Manifest, has_manifest
 from jaxtrain.data.order import Order
 from jaxtrain.data.packing import Piece, RowPlan
-from jaxtrain.data.prepare import Report, Text, TextSource, ensure_text_dataset
+from jaxtrain.data.prepare import Recipe, Report, Rules, find_files, prepare
 from jaxtrain.data.progress import console_progress
 from jaxtrain.data.python_stdlib import ensure_python_stdlib
 from jaxtrain.data.rows import FILLER, Batch, RowTable, Table
@@ -29,19 +29,20 @@ __all__ = [
     "Manifest",
     "Order",
     "Piece",
+    "Recipe",
     "Report",
     "RowPlan",
     "RowTable",
+    "Rules",
     "Table",
     "Tables",
-    "Text",
-    "TextSource",
     "console_progress",
     "ensure_python_stdlib",
-    "ensure_text_dataset",
+    "find_files",
     "has_manifest",
     "host_batches",
     "load_digits",
     "open_dataset",
+    "prepare",
     "write_dataset",
 ]

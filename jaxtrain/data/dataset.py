@@ -4,6 +4,7 @@ import bisect
 import hashlib
 import itertools
 import threading
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -82,15 +83,22 @@ class Dataset:
         shard, record = self._locate(split, document)
         return f"{self.directory / shard.file}: split {split}, document {document} (record {record})"
 
-    def verify(self) -> None:
-        """Reads every file and compares its checksum: seconds per gigabyte.
+    def verify(self, report: Callable[[str, int, int], None] | None = None) -> None:
+        """Reads every file and compares its checksum: seconds per gigabyte. `report` is told of progress.
 
         Raises:
             DataError: a file is not what was written; names the first one.
         """
-        for record in self.manifest.files():
+        files = self.manifest.files()
+        for number, record in enumerate(files, start=1):
             path = self.directory / record.file
-            if sha256_of(path) != record.sha256:
+            try:
+                found = sha256_of(path)
+            except OSError as error:
+                raise DataError(f"{path}: can't be read ({error.strerror}): {self._again}") from None
+            if report is not None:
+                report("comparing files", number, len(files))
+            if found != record.sha256:
                 raise DataError(f"{path}: the checksum differs from the manifest's: {self._again}")
 
     @property

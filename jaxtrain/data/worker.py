@@ -22,11 +22,14 @@ Part = Callable[[int, int], Iterator[Any]]
 class Workers(Iterator[Any]):
     """The elements of `part` in order, worker i of n making the elements i, i+n, i+2n, ….
 
+    `remedy` is what a person can do who has too little memory for so many.
+
     Raises:
         RuntimeError: a worker died.
     """
 
-    def __init__(self, part: Part, count: int) -> None:
+    def __init__(self, part: Part, count: int, remedy: str = "lower data.workers or data.prefetch") -> None:
+        self._remedy = remedy
         self._workers: list[tuple[SpawnProcess, Connection]] = []
         self._taken = 0
         # Also runs when we are freed and before multiprocessing waits for its children, which don't heed its signal.
@@ -51,7 +54,7 @@ class Workers(Iterator[Any]):
                 raise StopIteration from None
             raise RuntimeError(
                 f"data worker {index} of {len(self._workers)} died with exit code {process.exitcode}: see its output "
-                "above; without any, the machine may have run out of memory: lower data.workers or data.prefetch"
+                f"above; without any, the machine may have run out of memory: {self._remedy}"
             ) from None
         self._taken += 1
         return element

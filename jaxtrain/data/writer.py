@@ -1,5 +1,6 @@
 """Writing a data set so that it is complete or absent."""
 
+import io
 import itertools
 import json
 import os
@@ -7,7 +8,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,7 @@ from jaxtrain.data.manifest import (
     TokenizerRecord,
     has_manifest,
 )
-from jaxtrain.errors import ConfigError, DataError
+from jaxtrain.errors import ConfigError, DataError, first_line
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -53,57 +54,86 @@ def write_dataset(
         shard_tokens: a new shard begins when the last one holds at least so many tokens.
 
     Raises:
-        ConfigError: `directory` already holds something.
+        ConfigError: `directory` already holds something, or can't be written.
         DataError: an id is outside the tokenizer's, or a document doesn't end as it should.
     """
     directory = Path(directory).absolute()
-    with exclusive(directory):
-        return write_locked(directory, splits, tokenizer, end_of_document, source, shard_tokens)
+    with exclusive(directory), _complete_or_absent(directory) as partial:
+        _write(partial, splits, tokenizer, end_of_document, source, shard_tokens)
+    return open_dataset(directory)
 
 
-def write_locked(
-    directory: Path,
+def _write(
+    partial: Path,
     splits: Mapping[str, Iterable[Tokens]],
     tokenizer: "Tokenizer",
     end_of_document: int | None,
     source: Mapping[str, Any],
-    shard_tokens: int = SHARD_TOKENS,
-) -> Dataset:
-    """`write_dataset` for callers that already hold the directory's lock."""
-    vocab_size = tokenizer.get_vocab_size()
-    dtype = np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
-    with _complete_or_absent(directory) as partial:
-        (partial / TOKENIZER_FILE).write_text(tokenizer.to_str(), encoding="utf-8")
-        checked = {name: _check_documents(name, split, vocab_size, end_of_document) for name, split in splits.items()}
-        manifest = Manifest(
-            token_dtype="uint16" if dtype.itemsize == 2 else "uint32",
-            tokenizer=TokenizerRecord(
-                **_describe(partial / TOKENIZER_FILE), vocab_size=vocab_size, end_of_document=end_of_document
-            ),
-            splits={name: _write_split(partial, name, split, dtype, shard_tokens) for name, split in checked.items()},
-            source=dict(source),
-        )
-        (partial / MANIFEST_FILE).write_text(json.dumps(manifest.model_dump(), indent=1) + "\n", encoding="utf-8")
-        _sync(partial / MANIFEST_FILE)
-    return open_dataset(directory)
+    shard_tokens: int,
+) -> None:
+    vocab_size = id_bound(tokenizer)
+    name = token_dtype(vocab_size)
+    (partial / TOKENIZER_FILE).write_text(tokenizer.to_str(), encoding="utf-8")
+    checked = {split: _check_documents(split, each, vocab_size, end_of_document) for split, each in splits.items()}
+    dtype = np.dtype(name).newbyteorder("<")
+    records = {split: _write_split(partial, split, each, dtype, shard_tokens) for split, each in checked.items()}
+    write_manifest(partial, vocab_size, end_of_document, records, source)
 
 
-@contextmanager
-def _complete_or_absent(directory: Path) -> Iterator[Path]:
-    """A directory to build in, which takes the place of `directory` at the end; after an error it is removed."""
+def id_bound(tokenizer: "Tokenizer") -> int:
+    """The largest id of a tokenizer, plus one: there may be gaps below."""
+    return int(max(tokenizer.get_vocab(with_added_tokens=True).values())) + 1
+
+
+def token_dtype(vocab_size: int) -> Literal["uint16", "uint32"]:
+    """The type that holds every id of such a tokenizer."""
+    return "uint16" if vocab_size <= 1 << 16 else "uint32"
+
+
+def write_manifest(
+    directory: Path,
+    vocab_size: int,
+    end_of_document: int | None,
+    splits: Mapping[str, SplitRecord],
+    source: Mapping[str, Any],
+) -> None:
+    """Describes the files that stand in `directory`, its tokenizer among them, and brings them to the disk."""
+    tokenizer = TokenizerRecord(
+        **describe(directory / TOKENIZER_FILE), vocab_size=vocab_size, end_of_document=end_of_document
+    )
+    manifest = Manifest(
+        token_dtype=token_dtype(vocab_size), tokenizer=tokenizer, splits=dict(splits), source=dict(source)
+    )
+    (directory / MANIFEST_FILE).write_text(json.dumps(manifest.model_dump(), indent=1) + "\n", encoding="utf-8")
+    sync(directory / MANIFEST_FILE)
+    sync(directory)
+
+
+def put_in_place(built: Path, directory: Path) -> None:
+    """Lets a complete directory take the place of one that is absent or empty."""
+    built.rename(directory)
+    sync(directory.parent)
+
+
+def refuse_occupied(directory: Path) -> None:
+    """Raises ConfigError where `directory` holds a data set or anything else."""
     if has_manifest(directory):
         raise ConfigError(f"{directory}: there is a data set already: delete it or choose another directory")
     if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
         # Never cleared by us: a path typed wrongly may be somebody's home.
         raise ConfigError(f"{directory}: not empty and not a data set: choose another directory or empty this one")
+
+
+@contextmanager
+def _complete_or_absent(directory: Path) -> Iterator[Path]:
+    """A directory to build in, which takes the place of `directory` at the end; after an error it is removed."""
+    refuse_occupied(directory)
     partial = directory.with_name(directory.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
         yield partial
-        _sync(partial)
-        partial.rename(directory)
-        _sync(directory.parent)
+        put_in_place(partial, directory)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -130,32 +160,38 @@ def _check_documents(
 def _write_split(
     partial: Path, name: str, documents: Iterator[npt.NDArray[np.integer[Any]]], dtype: np.dtype[Any], shard_tokens: int
 ) -> SplitRecord:
-    shards: list[_Shard] = []
+    shards: list[ShardWriter] = []
     for tokens in documents:
         if not shards or shards[-1].tokens >= shard_tokens:
             if shards:
                 shards[-1].close()
-            shards.append(_Shard(partial / f"{name}-{len(shards):05d}"))
+            shards.append(ShardWriter(partial / f"{name}-{len(shards):05d}"))
         shards[-1].write(tokens.astype(dtype))
     if shards:
         shards[-1].close()
 
     records = []
     for index, shard in enumerate(shards):
-        path = shard.path.rename(partial / f"{name}-{index:05d}-of-{len(shards):05d}.arrayrecord")
-        records.append(ShardRecord(**_describe(path), documents=len(shard.lengths), tokens=shard.tokens))
+        path = shard.path.rename(partial / shard_file(name, index, len(shards)))
+        records.append(ShardRecord(**describe(path), documents=len(shard.lengths), tokens=shard.tokens))
 
     lengths_path = partial / f"{name}-lengths.npy"
-    np.save(lengths_path, np.fromiter(itertools.chain.from_iterable(shard.lengths for shard in shards), np.int32))
+    lengths = itertools.chain.from_iterable(shard.lengths for shard in shards)
+    save_array(lengths_path, np.fromiter(lengths, np.int32))
     return SplitRecord(
         documents=sum(record.documents for record in records),
         tokens=sum(record.tokens for record in records),
-        lengths=FileRecord(**_describe(lengths_path)),
+        lengths=FileRecord(**describe(lengths_path)),
         shards=tuple(records),
     )
 
 
-class _Shard:
+def shard_file(split: str, number: int, count: int) -> str:
+    """The name of a shard."""
+    return f"{split}-{number:05d}-of-{count:05d}.arrayrecord"
+
+
+class ShardWriter:
     """One ArrayRecord file that is being written."""
 
     def __init__(self, path: Path) -> None:
@@ -166,12 +202,14 @@ class _Shard:
         self._writer = ArrayRecordWriter(str(path), "group_size:1")
 
     def write(self, tokens: npt.NDArray[Any]) -> None:
+        """Appends a document."""
         with self._told():
             self._writer.write(tokens.tobytes())
         self.lengths.append(len(tokens))
         self.tokens += len(tokens)
 
     def close(self) -> None:
+        """Completes the file."""
         with self._told():
             self._writer.close()
 
@@ -180,16 +218,26 @@ class _Shard:
         try:
             yield
         except RuntimeError as error:
-            raise DataError(f"{self.path}: can't be written: {error}") from None
+            raise ConfigError(
+                f"{self.path}: can't be written: {first_line(error)}; free some space or choose another directory"
+            ) from None
 
 
-def _describe(path: Path) -> dict[str, Any]:
+def save_array(path: Path, array: npt.NDArray[Any]) -> None:
+    """`np.save`, but on a full disk the error says so: numpy's own has no reason."""
+    content = io.BytesIO()
+    np.save(content, array)
+    path.write_bytes(content.getbuffer())
+
+
+def describe(path: Path) -> dict[str, Any]:
     """The fields of a `FileRecord`, after the file has reached the disk."""
-    _sync(path)
+    sync(path)
     return {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Waits until a file's content, or a directory's entries, have reached the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

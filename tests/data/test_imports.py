@@ -5,8 +5,8 @@ from pathlib import Path
 
 def test_importing_the_data_modules_does_not_import_jax() -> None:
     code = (
-        "import importlib, pkgutil, sys, jaxtrain.data\n"
-        "for module in pkgutil.iter_modules(jaxtrain.data.__path__, 'jaxtrain.data.'):\n"
+        "import importlib, pkgutil, sys, jaxtrain.data, jaxtrain.prepare\n"
+        "for module in pkgutil.walk_packages(jaxtrain.data.__path__, 'jaxtrain.data.'):\n"
         "    importlib.import_module(module.name)\n"
         "sys.exit('jax' in sys.modules)\n"
     )

@@ -86,5 +86,5 @@ def test_a_shard_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path
         (tmp_path / "data.partial").rename(tmp_path / "moved")  # so that no shard can be made
         yield [1, 2]
 
-    with pytest.raises(DataError, match=r"data.partial/train-00000: can't be written: .*No such file"):
+    with pytest.raises(ConfigError, match=r"data.partial/train-00000: can't be written: .*No such file"):
         make_dataset(tmp_path / "data", documents())  # type: ignore[arg-type]
