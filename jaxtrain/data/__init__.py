@@ -7,16 +7,18 @@ where it is used. Nothing here touches a device.
 """
 
 from jaxtrain.data.arrays import ArrayTable, Tables
+from jaxtrain.data.best_fit import BestFitPlan, place_best_fit
 from jaxtrain.data.dataset import Dataset, open_dataset
 from jaxtrain.data.digits import load_digits
 from jaxtrain.data.loader import ROW_IDS, HostBatches, host_batches
 from jaxtrain.data.manifest import Manifest, has_manifest
-from jaxtrain.data.order import Order
+from jaxtrain.data.mixture import MixtureOrder, MixtureTable, Stage
+from jaxtrain.data.order import Order, RowOrder
 from jaxtrain.data.packing import Piece, RowPlan
 from jaxtrain.data.prepare import Recipe, Report, Rules, find_files, prepare
 from jaxtrain.data.progress import console_progress
 from jaxtrain.data.python_stdlib import ensure_python_stdlib
-from jaxtrain.data.rows import FILLER, Batch, RowTable, Table
+from jaxtrain.data.rows import FILLER, Batch, Packed, RowTable, Table
 from jaxtrain.data.writer import write_dataset
 
 __all__ = [
@@ -24,16 +26,22 @@ __all__ = [
     "ROW_IDS",
     "ArrayTable",
     "Batch",
+    "BestFitPlan",
     "Dataset",
     "HostBatches",
     "Manifest",
+    "MixtureOrder",
+    "MixtureTable",
     "Order",
+    "Packed",
     "Piece",
     "Recipe",
     "Report",
+    "RowOrder",
     "RowPlan",
     "RowTable",
     "Rules",
+    "Stage",
     "Table",
     "Tables",
     "console_progress",
@@ -43,6 +51,7 @@ __all__ = [
     "host_batches",
     "load_digits",
     "open_dataset",
+    "place_best_fit",
     "prepare",
     "write_dataset",
 ]

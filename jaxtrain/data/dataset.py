@@ -63,6 +63,16 @@ class Dataset:
             raise DataError(f"{path}: can't be read ({error}): {self._again}") from None
         return lengths
 
+    def lengths_checksum(self, split: str) -> str:
+        """SHA-256 of the file of `lengths`, in hex, after reading it to see that it is what was written.
+
+        Raises:
+            DataError: it is not.
+        """
+        record = self._split(split).lengths
+        self._compare(record)
+        return record.sha256
+
     def read(self, split: str, document: int) -> npt.NDArray[np.unsignedinteger[Any]]:
         """The token ids of one document: uint16 or uint32 [tokens].
 
@@ -91,15 +101,18 @@ class Dataset:
         """
         files = self.manifest.files()
         for number, record in enumerate(files, start=1):
-            path = self.directory / record.file
-            try:
-                found = sha256_of(path)
-            except OSError as error:
-                raise DataError(f"{path}: can't be read ({error.strerror}): {self._again}") from None
+            self._compare(record)
             if report is not None:
                 report("comparing files", number, len(files))
-            if found != record.sha256:
-                raise DataError(f"{path}: the checksum differs from the manifest's: {self._again}")
+
+    def _compare(self, record: FileRecord) -> None:
+        path = self.directory / record.file
+        try:
+            found = sha256_of(path)
+        except OSError as error:
+            raise DataError(f"{path}: can't be read ({error.strerror}): {self._again}") from None
+        if found != record.sha256:
+            raise DataError(f"{path}: the checksum differs from the manifest's: {self._again}")
 
     @property
     def _again(self) -> str:

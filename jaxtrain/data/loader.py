@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from jaxtrain.data.order import Order
+from jaxtrain.data.order import RowOrder
 from jaxtrain.data.rows import Batch, Table
 from jaxtrain.data.worker import Workers
 from jaxtrain.errors import DataError, JaxtrainError
@@ -31,7 +31,7 @@ _THREADS = 2
 
 def host_batches(
     table: Table,
-    order: Order,
+    order: RowOrder,
     global_batch: int,
     local_rows: npt.ArrayLike,
     start: int = 0,
@@ -123,7 +123,7 @@ class _BatchSource:
     """The batches by number, as Grain's random-access source."""
 
     def __init__(
-        self, table: Table, order: Order, global_batch: int, places: npt.NDArray[np.int64], start: int
+        self, table: Table, order: RowOrder, global_batch: int, places: npt.NDArray[np.int64], start: int
     ) -> None:
         self.table = table
         self.order = order

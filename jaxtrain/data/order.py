@@ -1,9 +1,24 @@
 """Which row stands at which place of the data: a pure function of an integer."""
 
+from typing import Protocol
+
 import numpy as np
 import numpy.typing as npt
 
 from jaxtrain.data.rows import FILLER
+
+
+class RowOrder(Protocol):
+    """Which row stands at which position. Must pickle, since data workers get a copy."""
+
+    total: int | None
+    """Positions until the end, or None if there is none."""
+
+    def rows_at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The row at each position, or `FILLER` beyond the end: int64, the same shape."""
+
+    def batches(self, global_batch: int) -> int | None:
+        """Batches of `global_batch` rows until the end, the last one perhaps with fillers; None if there is no end."""
 
 
 class Order:

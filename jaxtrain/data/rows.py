@@ -1,10 +1,11 @@
 """Rows of tokens, assembled when they are asked for."""
 
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from jaxtrain.data.best_fit import BestFitPlan, place_best_fit, stored_best_fit
 from jaxtrain.data.dataset import Dataset
 from jaxtrain.data.packing import Piece, RowPlan
 from jaxtrain.errors import ConfigError, DataError
@@ -13,6 +14,8 @@ FILLER = -1
 """The id of a row that isn't there: it completes a batch and weighs nothing."""
 
 Batch = dict[str, npt.NDArray[Any]]
+Packed = bool | Literal["best_fit"]
+"""How documents share rows: cut out of one stream (True), not at all (False), or placed so that few are cut."""
 
 
 class Table(Protocol):
@@ -38,6 +41,16 @@ class Documents(Protocol):
     def where(self, split: str, document: int) -> str: ...
 
 
+def _plan(dataset: Dataset | Documents, split: str, sequence: int, packed: Packed) -> RowPlan | BestFitPlan:
+    lengths = dataset.lengths(split)
+    if packed != "best_fit":
+        return RowPlan(lengths, sequence, packed)
+    if not isinstance(dataset, Dataset):
+        return BestFitPlan(place_best_fit(lengths, sequence), sequence)
+    checksum = dataset.lengths_checksum(split)
+    return BestFitPlan(stored_best_fit(dataset.directory, split, lengths, checksum, sequence), sequence)
+
+
 class RowTable:
     """The rows of one split, packed or not.
 
@@ -45,7 +58,7 @@ class RowTable:
         dataset: where the documents come from.
         split: `train` or `held_out`.
         sequence: positions in a row, T.
-        packed: several documents in one row, or one.
+        packed: several documents in one row, or one; `best_fit`: see `best_fit.py`.
         vocab: the model's vocabulary size.
 
     Raises:
@@ -53,7 +66,7 @@ class RowTable:
         DataError: the split has no document of two tokens or more.
     """
 
-    def __init__(self, dataset: Dataset | Documents, split: str, sequence: int, packed: bool, vocab: int) -> None:
+    def __init__(self, dataset: Dataset | Documents, split: str, sequence: int, packed: Packed, vocab: int) -> None:
         self.dataset = dataset
         self.split = split
         self.vocab = vocab
@@ -62,16 +75,22 @@ class RowTable:
                 f"model.vocab: {vocab}, but the tokenizer of {dataset.directory} has {entries} entries: "
                 f"set model.vocab to at least {entries} or choose another data set"
             )
-        self.plan = RowPlan(dataset.lengths(split), sequence, packed)
+        self.packed = packed
+        self.plan = _plan(dataset, split, sequence, packed)
         if not len(self.plan):
             raise DataError(f"split {split} has no document of two or more tokens: there is nothing to predict")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Workers compute the plan again: that is quicker than sending it.
-        return RowTable, (self.dataset, self.split, self.plan.sequence, self.plan.packed, self.vocab)
+        # Workers make the plan again, or read it: that is quicker than sending it.
+        return RowTable, (self.dataset, self.split, self.plan.sequence, self.packed, self.vocab)
 
     def __len__(self) -> int:
         return len(self.plan)
+
+    @property
+    def fill(self) -> float:
+        """The share of all positions that are counted targets."""
+        return self.plan.tokens / (len(self.plan) * self.plan.sequence)
 
     def assemble(self, row_ids: npt.NDArray[np.int64]) -> Batch:
         """The rows of these ids; `FILLER` gives zeros.

@@ -56,11 +56,16 @@ def lines_below(path: Path, key: str, bound: int) -> str:
 
 def replace_file(path: Path, text: str) -> None:
     """Writes a whole file so that a reader, or a crash at any moment, finds the old text or the new one."""
+    replace_bytes(path, text.encode())
+
+
+def replace_bytes(path: Path, content: bytes) -> None:
+    """`replace_file` of any content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with temporary.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
