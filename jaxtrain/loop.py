@@ -14,7 +14,7 @@ from jaxtrain import distributed
 from jaxtrain.batches import RunBatches
 from jaxtrain.checkpoint import Checkpointer, Meta
 from jaxtrain.config import Config, check_steps, keys, value_at
-from jaxtrain.data import ROW_IDS, Order
+from jaxtrain.data import ROW_IDS, RowOrder
 from jaxtrain.errors import CheckpointError, ConfigError, DataError, NonFiniteError, refusing_os_errors
 from jaxtrain.evaluation import Evaluator
 from jaxtrain.norms import name_norms
@@ -25,6 +25,7 @@ from jaxtrain.program import Program, build
 from jaxtrain.recorder import Recorder
 from jaxtrain.run_directory import RunDirectory, refuse_foreign_run
 from jaxtrain.telemetry.utilisation import model_flops_utilisation, peak_flops
+from jaxtrain.token_data import differing_parts
 from jaxtrain.training_data import TrainingData, open_data, refuse_other_fields
 
 MOST_SKIPPED_IN_A_ROW = 100
@@ -58,6 +59,8 @@ def run(config: Config, devices: Sequence[jax.Device]) -> None:
         distributed.barrier("config checked", config.distributed.start_timeout)
         with distributed.together("write to run_dir"):
             recorder.open(program, data.hash, newest.step if newest is not None else 0)
+            for line in data.summary.splitlines():
+                recorder.message(line)
             with refusing_os_errors(f"checkpoint.dir={config.checkpoint_dir}", "choose one that can be written"):
                 checkpointer.claim()
         if newest is not None and is_complete(newest, total_steps, data.order, config):
@@ -122,7 +125,7 @@ def planned_steps(config: Config, data: TrainingData) -> int:
     return config.steps
 
 
-def is_complete(meta: Meta, total_steps: int, order: Order, config: Config) -> bool:
+def is_complete(meta: Meta, total_steps: int, order: RowOrder, config: Config) -> bool:
     """Whether a checkpoint is the run's last: all steps done, or all data consumed where those were the goal."""
     data_ended = order.total is not None and meta.position >= order.total
     return meta.step >= total_steps or (config.steps is None and data_ended)
@@ -131,8 +134,10 @@ def is_complete(meta: Meta, total_steps: int, order: Order, config: Config) -> b
 def refuse_other_data(data: TrainingData, newest: Meta | None) -> None:
     """Raises where the data differ from those of the checkpoint, or between the processes of this run."""
     if newest is not None and newest.data_hash != data.hash:
+        changed = differing_parts(newest.data_hash, data.hash)
+        where = f"{data.where} ({', '.join(changed)})" if changed else data.where
         raise ConfigError(
-            f"{data.where}: the data are others than the run was started on (content {data.hash[:12]}, "
+            f"{where}: the data are others than the run was started on (content {data.hash[:12]}, "
             f"the checkpoint has {newest.data_hash[:12]}); give it the old ones, or choose another run_dir"
         )
     if not distributed.same_everywhere(int(data.hash[:12], 16)):
@@ -218,6 +223,7 @@ class Training:
         self.config = config
         self.meta = meta
         self._infos = program.infos
+        self._data = data
         self._compiled = compiled
         self._checkpointer = checkpointer
         self._recorder = recorder
@@ -285,7 +291,8 @@ class Training:
         position = step.position + step.size
         self.meta = replace(self.meta, step=metrics["step"], position=position, skipped=self.meta.skipped + skipped)
         if self.config.data.log_rows:
-            self._recorder.rows(self.meta.step, step.position, step.rows, skipped)
+            rows = self._data.describe_rows(step.rows)
+            self._recorder.rows(self.meta.step, step.position, rows, skipped)
         if skipped:
             self._skipped_in_a_row += 1
             self._not_finite(metrics, step.position)

@@ -4,12 +4,11 @@ import contextlib
 import logging
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 import jax
-import numpy as np
 from rich.console import Console
 
 from jaxtrain.config import Config, dump
@@ -181,9 +180,9 @@ class Recorder:
         """A checkpoint that was committed; called from the saving thread."""
         self._event("save", step=step, seconds=round(seconds, 3))
 
-    def rows(self, step: int, position: int, ids: np.ndarray, skipped: bool) -> None:
+    def rows(self, step: int, position: int, ids: Sequence[str | int], skipped: bool) -> None:
         """The row ids that this process consumed for a step (or lost to a skipped one)."""
-        self._rows.write(encode({"step": step, "position": position, "rows": ids.tolist(), "skipped": skipped}))
+        self._rows.write(encode({"step": step, "position": position, "rows": list(ids), "skipped": skipped}))
         self._rows.flush()
 
     def message(self, text: str) -> None:

@@ -6,22 +6,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from jaxtrain.config import Config, DigitsDataConfig, OwnDataConfig, TokenDataConfig
+from jaxtrain.config import Config, DigitsDataConfig, MixtureDataConfig, OwnDataConfig, TokenDataConfig
 from jaxtrain.data import (
     FILLER,
+    MixtureTable,
     Order,
-    RowTable,
+    RowOrder,
     Table,
     Tables,
-    console_progress,
-    ensure_python_stdlib,
     load_digits,
-    open_dataset,
 )
 from jaxtrain.data.arrays import rows_of
 from jaxtrain.errors import ConfigError
 from jaxtrain.target import call_target
+from jaxtrain.token_data import open_mixture, open_tokens
 
 
 @dataclass(frozen=True)
@@ -34,18 +34,24 @@ class TrainingData:
         order: which row stands at which position.
         hash: of the content; the same data give the same hash.
         held_out: the rows for evaluation, where the config asks for one.
+        summary: what a person should know of the rows, in lines; perhaps none.
     """
 
     where: str
     table: Table
-    order: Order
+    order: RowOrder
     hash: str
     held_out: Table | None
+    summary: str = ""
 
     @property
     def rows(self) -> int:
         """Rows of one epoch."""
         return len(self.table)
+
+    def describe_rows(self, row_ids: npt.NDArray[np.int64]) -> list[str | int]:
+        """The rows of these ids as a log names them: a mixture's with the data set that each is of."""
+        return self.table.describe_rows(row_ids) if isinstance(self.table, MixtureTable) else row_ids.tolist()
 
 
 def open_data(config: Config) -> TrainingData:
@@ -54,9 +60,13 @@ def open_data(config: Config) -> TrainingData:
     Raises:
         ConfigError, DataError: the data set is missing, broken, or doesn't fit the model.
     """
-    data = config.data
+    data, summary, order = config.data, "", None
     if isinstance(data, TokenDataConfig):
-        where, tables = f"data.dir={data.dir}", _open_tokens(data, config)
+        where, opened = f"data.dir={data.dir}", open_tokens(data, config)
+        tables, order, summary = opened.tables, opened.order, opened.summary
+    elif isinstance(data, MixtureDataConfig):
+        where, opened = "data.mixture", open_mixture(data, config)
+        tables, order, summary = opened.tables, opened.order, opened.summary
     elif isinstance(data, DigitsDataConfig):
         where, tables = f"data.kind={data.kind}", load_digits(data.held_out)
     else:
@@ -65,23 +75,9 @@ def open_data(config: Config) -> TrainingData:
         raise ConfigError(
             f"eval.every={config.eval.every}, but {where} holds nothing out to evaluate on; set eval.every=0"
         )
-    order = Order(len(tables.train), config.seed, data.shuffle, data.epochs)
-    return TrainingData(where, tables.train, order, tables.hash, tables.held_out if config.eval.every else None)
-
-
-def _open_tokens(data: TokenDataConfig, config: Config) -> Tables:
-    if data.source == "python_stdlib":
-        assert config.data_vocab is not None, "checked by config: a source has a vocabulary"
-        with console_progress() as report:
-            dataset = ensure_python_stdlib(data.dir, config.data_vocab, data.held_out, report)
-    else:
-        dataset = open_dataset(data.dir)
-    vocab = config.model_vocab or dataset.manifest.tokenizer.vocab_size
-
-    def table(split: str) -> RowTable:
-        return RowTable(dataset, split, data.sequence, data.pack, vocab)
-
-    return Tables(table("train"), table("held_out") if config.eval.every else None, dataset.manifest_hash)
+    order = order or Order(len(tables.train), config.seed, data.shuffle, data.epochs)
+    held_out = tables.held_out if config.eval.every else None
+    return TrainingData(where, tables.train, order, tables.hash, held_out, summary)
 
 
 def _open_own(data: OwnDataConfig, config: Config) -> Tables:

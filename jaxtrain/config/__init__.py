@@ -4,7 +4,14 @@ from jaxtrain.config.arguments import Arguments, parse_arguments
 from jaxtrain.config.base import Section
 from jaxtrain.config.batches import BatchPlan, Phase
 from jaxtrain.config.checks import check, check_layout, check_steps, resolve_mesh
-from jaxtrain.config.data import DataConfig, DigitsDataConfig, OwnDataConfig, TokenDataConfig
+from jaxtrain.config.data import (
+    DataConfig,
+    DigitsDataConfig,
+    MixtureDataConfig,
+    OwnDataConfig,
+    TokenDataConfig,
+    TokenRowsConfig,
+)
 from jaxtrain.config.difference import Difference, difference, format_differences
 from jaxtrain.config.load import dump, from_saved, json_schema, load
 from jaxtrain.config.model import (
@@ -66,6 +73,7 @@ __all__ = [
     "LionConfig",
     "LossConfig",
     "MeshConfig",
+    "MixtureDataConfig",
     "ModelConfig",
     "MuonConfig",
     "OptimizerConfig",
@@ -84,6 +92,7 @@ __all__ = [
     "StableSchedule",
     "TelemetryConfig",
     "TokenDataConfig",
+    "TokenRowsConfig",
     "VitConfig",
     "check",
     "check_layout",

@@ -6,10 +6,19 @@ their values and the nearest values that are right.
 """
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from jaxtrain.config.data import DigitsDataConfig, OwnDataConfig, TokenDataConfig
+from jaxtrain.config.data import (
+    LONGEST_PATTERN,
+    DigitsDataConfig,
+    MixtureDataConfig,
+    OwnDataConfig,
+    TokenDataConfig,
+    TokenRowsConfig,
+    whole_weights,
+)
 from jaxtrain.config.model import DecoderConfig, OwnModelConfig, VitConfig
 from jaxtrain.config.optimizer import StableSchedule
 from jaxtrain.config.schema import Config, MeshConfig
@@ -150,10 +159,10 @@ def _pair(config: Config) -> Iterator[Problem]:
             "model.family=decoder reads tokens, but data.kind=digits are images; "
             "set data.kind=tokens, or model.family=vit",
         )
-    if isinstance(model, VitConfig) and isinstance(data, TokenDataConfig):
+    if isinstance(model, VitConfig) and isinstance(data, TokenRowsConfig):
         yield Problem(
             keys,
-            "model.family=vit reads images, but data.kind=tokens are text; "
+            f"model.family=vit reads images, but data.kind={data.kind} are text; "
             "set data.kind=digits, or model.family=decoder",
         )
     if isinstance(model, DecoderConfig) and isinstance(data, OwnDataConfig) and config.sequence is None:
@@ -289,6 +298,9 @@ def _data(config: Config) -> Iterator[Problem]:
                 f"data.source={data.source} trains a tokenizer, but neither data.vocab=null nor a model.vocab "
                 "says its size; set data.vocab, such as 8192",
             )
+    if isinstance(data, MixtureDataConfig):
+        yield from _mixture(data)
+        return
     if isinstance(data, OwnDataConfig) or (isinstance(data, TokenDataConfig) and data.source is None):
         return
     if data.held_out == 0 and config.eval.every > 0:
@@ -298,6 +310,44 @@ def _data(config: Config) -> Iterator[Problem]:
             f"set data.held_out above 0 (its default is {type(data).model_fields['held_out'].default}), "
             "or eval.every=0",
         )
+
+
+def _mixture(data: MixtureDataConfig) -> Iterator[Problem]:
+    names = list(data.mixture)
+    for name in names:
+        if not re.fullmatch(r"[\w-]+", name):
+            yield Problem(
+                (f"data.mixture.{name}",), f"data.mixture: {name!r} is no name; use letters, digits, - and _ alone"
+            )
+    if data.epochs is not None:
+        yield Problem(
+            ("data.epochs", "data.kind"),
+            f"data.epochs={data.epochs}: a mixture has no epochs, since each data set goes through its own at its own "
+            "pace; set steps, and data.epochs=null",
+        )
+    every = [("data.mixture", "data.mixture", [component.weight for component in data.mixture.values()])]
+    position = 0
+    for number, stage in enumerate(data.stages):
+        where = f"data.stages.{number}"
+        if stage.position <= position:
+            yield Problem(
+                ("data.stages",),
+                f"{where}.position={stage.position} must be after {position}, where the stage before begins",
+            )
+        position = stage.position
+        for name in [*(set(stage.weights) - set(names)), *(set(names) - set(stage.weights))]:
+            what = f"names {name}, which data.mixture lacks" if name in stage.weights else f"lacks a weight for {name}"
+            yield Problem(("data.stages",), f"{where}.weights {what}; give one for each of {', '.join(names)}")
+        every.append(("data.stages", where, list(stage.weights.values())))
+    for key, where, weights in every:
+        if not any(weights):
+            yield Problem((key,), f"{where}: all weights are 0; give one above 0")
+        elif (length := sum(whole_weights(weights))) > LONGEST_PATTERN:
+            yield Problem(
+                (key,),
+                f"{where}: these weights come out even only after {length} rows, which is more than {LONGEST_PATTERN}; "
+                "round them to fewer digits",
+            )
 
 
 def _distributed(config: Config) -> Iterator[Problem]:

@@ -1,5 +1,8 @@
 """The keys of `data`: what is read, and how it becomes batches."""
 
+import math
+from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,7 +22,18 @@ class DataSection(Section):
     log_rows: bool = setting(False, "Write the row ids of each step to RUN/rows-PROCESS.jsonl.", may_change=True)
 
 
-class TokenDataConfig(DataSection):
+class TokenRowsConfig(DataSection):
+    """The keys of all kinds whose rows are made of documents."""
+
+    sequence: Count = setting(256, "Tokens in a row.", gt=0)
+    pack: Literal[True, False, "best_fit"] = setting(
+        True,
+        "Put several documents in a row, kept apart by segment ids: true cuts one stream into rows, best_fit places "
+        "documents so that few are cut; false: one a row, padded.",
+    )
+
+
+class TokenDataConfig(TokenRowsConfig):
     """Rows of tokens from a prepared data set."""
 
     kind: Literal["tokens"] = setting("tokens", "What a row is: text, images, or what somebody's own code gives.")
@@ -33,8 +47,28 @@ class TokenDataConfig(DataSection):
         None, "Vocabulary of the tokenizer that is trained when source prepares; null: model.vocab.", gt=0
     )
     held_out: float = setting(0.02, "Share of documents held out for evaluation when source prepares.", ge=0, lt=1)
-    sequence: Count = setting(256, "Tokens in a row.", gt=0)
-    pack: bool = setting(True, "Put several documents in a row, kept apart by segment ids; false: one, padded.")
+
+
+class ComponentConfig(Section):
+    """One data set of a mixture."""
+
+    dir: LocalPath = setting(..., "Directory of the prepared data set.", may_change=True)
+    weight: float = setting(..., "Share of the rows, in proportion to the other weights.", ge=0)
+
+
+class StageConfig(Section):
+    """Weights that hold from a data position on."""
+
+    position: int = setting(..., "Rows of the run before these weights hold.", gt=0, le=2**53)
+    weights: dict[str, Annotated[float, Field(ge=0)]] = setting(..., "The weight of each data set of the mixture.")
+
+
+class MixtureDataConfig(TokenRowsConfig):
+    """Rows of tokens from several prepared data sets, by weight."""
+
+    kind: Literal["mixture"] = setting(..., "What a row is: text, images, or what somebody's own code gives.")
+    mixture: dict[str, ComponentConfig] = setting(..., "The data sets by names of your own.", min_length=1)
+    stages: list[StageConfig] = setting([], "Other weights from stated positions on, in rising order.")
 
 
 class DigitsDataConfig(DataSection):
@@ -52,7 +86,18 @@ class OwnDataConfig(DataSection, OpenSection):
 
 
 DataConfig = Annotated[
-    TokenDataConfig | DigitsDataConfig | OwnDataConfig,
+    TokenDataConfig | MixtureDataConfig | DigitsDataConfig | OwnDataConfig,
     Field(discriminator="kind"),
     BeforeValidator(choose_by_default("kind", "tokens", or_target=True)),
 ]
+
+LONGEST_PATTERN = 100_000
+"""Rows after which a mixture's components have come exactly by their weights: five digits of a weight."""
+
+
+def whole_weights(weights: Sequence[float]) -> list[int]:
+    """The smallest whole numbers in the proportions of the weights, which count as the decimals they are written as."""
+    fractions = [Fraction(str(weight)) for weight in weights]
+    unit = math.lcm(*(fraction.denominator for fraction in fractions))
+    whole = [int(fraction * unit) for fraction in fractions]
+    return [number // (math.gcd(*whole) or 1) for number in whole]

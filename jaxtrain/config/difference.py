@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxtrain.config.schema import Config
-from jaxtrain.config.tree import keys
+from jaxtrain.config.tree import key_at
 
 ABSENT = "(absent)"
 
@@ -46,7 +46,7 @@ def format_differences(differences: Sequence[Difference]) -> str:
 def _differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str) -> Iterator[Difference]:
     for name in [*now, *(name for name in saved if name not in now)]:
         path = f"{prefix}{name}"
-        known = keys().get(path)
+        known = key_at(path)
         default = known.default if known is not None and known.has_default else ABSENT
         before = saved.get(name, default)
         after = now.get(name, ABSENT)

@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from jaxtrain.config.nearest import nearest_text, suggestion
-from jaxtrain.config.tree import ROOT, is_nullable, keys, variants_of
+from jaxtrain.config.tree import ROOT, is_nullable, keys, variants_at
 
 WANTED = {
     "int_type": "a whole number",
@@ -20,6 +20,7 @@ WANTED = {
     "string_type": "text",
     "path_type": "a path",
     "tuple_type": "a list",
+    "list_type": "a list",
 }
 LIMITS = {
     "greater_than": ("gt", "above"),
@@ -67,8 +68,8 @@ def _lines(details: ErrorDetails, origins: Mapping[str, str], default_place: str
     elif kind == "literal_error" and field is not None:
         yield f"{where}: {path}: {_not_a_choice(value, _choices(field))}{_or_null(field)}"
     elif kind in SECTION_EXPECTED:
-        keys = ", ".join(name for cls in _classes(field) for name in cls) if field else ""
-        yield f"{where}: {path} is a section, not {show(value)}; it holds {keys}{_or_null(field)}"
+        held = ", ".join(_held(path)) or "sections under names of your own"
+        yield f"{where}: {path} is a section, not {show(value)}; it holds {held}{_or_null(field)}"
     elif kind in WANTED:
         yield f"{where}: {path}: {_not_wanted(value, WANTED[kind])}{_or_null(field)}"
     elif kind in LIMITS:
@@ -98,11 +99,17 @@ def _locate(loc: Sequence[int | str]) -> tuple[str, FieldInfo | None]:
 def _unknown(path: str, value: object) -> str:
     section, _, name = path.rpartition(".")
     if path in keys():
-        variants = ROOT
-        for part in section.split("."):
-            variants = variants.below(part)
+        variants = variants_at(section)
         return f"{path} is only for {section}.{variants.tag}={' or '.join(variants.having(name))}"
     inside = f"in section {section}" if section else "at the top level"
+    if (
+        section
+        and section not in keys()
+        and (known := [key for cls in variants_at(section).classes for key in cls.model_fields])
+    ):
+        close = nearest_text(name, known)  # a section under a name of the user's own
+        hint = f"did you mean {close}?" if close else f"valid keys are {', '.join(known)}"
+        return f"unknown key {name} {inside}; {hint}"
     return f"unknown key {name} {inside}; {suggestion(path, holds_section=isinstance(value, Mapping))}"
 
 
@@ -129,11 +136,12 @@ def _not_a_choice(value: object, choices: list[str]) -> str:
 
 def _choices(field: FieldInfo) -> list[str]:
     members = get_args(field.annotation)
-    return [choice for member in members for choice in (get_args(member) or [member]) if isinstance(choice, str)]
+    choices = [choice for member in members for choice in (get_args(member) or [member])]
+    return [choice if isinstance(choice, str) else show(choice) for choice in choices if isinstance(choice, str | bool)]
 
 
-def _classes(field: FieldInfo | None) -> list[list[str]]:
-    return [] if field is None else [list(cls.model_fields) for cls in variants_of(field).classes[:1]]
+def _held(path: str) -> list[str]:
+    return [name for cls in variants_at(path).classes[:1] for name in cls.model_fields]
 
 
 def _or_null(field: FieldInfo | None) -> str:

@@ -14,7 +14,7 @@ from pydantic import PrivateAttr, Strict
 
 from jaxtrain.config.base import Address, Count, LocalPath, Names, Seconds, Section, section, setting
 from jaxtrain.config.batches import BatchPlan
-from jaxtrain.config.data import DataConfig, OwnDataConfig, TokenDataConfig
+from jaxtrain.config.data import DataConfig, OwnDataConfig, TokenDataConfig, TokenRowsConfig
 from jaxtrain.config.model import DecoderConfig, ModelConfig, OwnModelConfig
 from jaxtrain.config.optimizer import AdamWConfig, EmaConfig, OptimizerConfig
 
@@ -216,7 +216,7 @@ class Config(Section):
         if isinstance(self.data, OwnDataConfig):
             given = self.data.own_keys.get("sequence")
             return given if type(given) is int and given > 0 else None
-        return self.data.sequence if isinstance(self.data, TokenDataConfig) else None
+        return self.data.sequence if isinstance(self.data, TokenRowsConfig) else None
 
     @property
     def data_vocab(self) -> int | None:

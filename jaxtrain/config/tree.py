@@ -31,10 +31,14 @@ class Key:
 
 @dataclass(frozen=True)
 class Variants:
-    """The classes that a section can have; where there are several, the key `tag` tells which one it is."""
+    """The classes that a section can have; where there are several, the key `tag` tells which one it is.
+
+    `each` is the class of the sections in a mapping by names of the user's own, or in a list.
+    """
 
     classes: tuple[type[Section], ...]
     tag: str | None = None
+    each: type[Section] | None = None
 
     def named(self, name: object) -> type[Section] | None:
         """The class whose tag has this value; None stands for a tag that was left out."""
@@ -61,6 +65,8 @@ class Variants:
 
     def below(self, key: str) -> "Variants":
         """What the section under `key` can be; no class at all where `key` is unknown or holds no section."""
+        if self.each is not None:
+            return Variants((self.each,))
         fields = [cls.model_fields[key] for cls in self.classes if key in cls.model_fields]
         return variants_of(fields[0]) if fields else Variants(())
 
@@ -81,7 +87,24 @@ def belongs_to_own_code(path: str) -> bool:
 def variants_of(field: FieldInfo) -> Variants:
     """The section classes that a field can hold."""
     tag = field.discriminator if isinstance(field.discriminator, str) else None
-    return Variants(tuple(_section_classes(field.annotation)), tag)
+    return Variants(tuple(_section_classes(field.annotation)), tag, _class_of_each(field.annotation))
+
+
+def variants_at(path: str) -> Variants:
+    """What the section at a dotted path can be; `""` is the top level."""
+    variants = ROOT
+    for part in path.split(".") if path else []:
+        variants = variants.below(part)
+    return variants
+
+
+def key_at(path: str) -> Key | None:
+    """The key at a dotted path, also below names of the user's own; None where there is none."""
+    section, _, name = path.rpartition(".")
+    if path in keys():
+        return keys()[path]
+    fields = [cls.model_fields[name] for cls in variants_at(section).classes if name in cls.model_fields]
+    return _key(path, fields[0]) if fields else None
 
 
 def is_nullable(field: FieldInfo) -> bool:
@@ -117,12 +140,14 @@ def value_at(config: Config, path: str) -> Any:
 def _walk(variants: Variants, prefix: str) -> Iterator[Key]:
     for cls in variants.classes:
         for name, field in cls.model_fields.items():
-            below = variants_of(field)
-            extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-            yield Key(
-                prefix + name, bool(below.classes), bool(extra.get("may_change_on_resume")), _plain(field.default)
-            )
-            yield from _walk(below, f"{prefix}{name}.")
+            yield _key(prefix + name, field)
+            yield from _walk(variants_of(field), f"{prefix}{name}.")
+
+
+def _key(path: str, field: FieldInfo) -> Key:
+    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    is_section = bool(variants_of(field).classes)
+    return Key(path, is_section, bool(extra.get("may_change_on_resume")), _plain(field.default))
 
 
 def _plain(default: Any) -> Any:
@@ -144,3 +169,9 @@ def _section_classes(annotation: Any) -> Iterator[type[Section]]:
     for member in _members(annotation):
         if isinstance(member, type) and issubclass(member, Section):
             yield member
+
+
+def _class_of_each(annotation: Any) -> type[Section] | None:
+    """The section class of the values of a `dict[str, …]` or `list[…]`."""
+    inner = get_args(annotation)[-1] if get_origin(annotation) in (dict, list) else None
+    return inner if isinstance(inner, type) and issubclass(inner, Section) else None

@@ -9,19 +9,15 @@ Each component is walked in shuffled epochs of its own, for ever.
 """
 
 import heapq
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
 
+from jaxtrain.config.data import LONGEST_PATTERN, whole_weights
 from jaxtrain.data.order import RowOrder
 from jaxtrain.data.rows import FILLER, Batch, Table
-
-LONGEST_PATTERN = 100_000
-"""Rows: five digits of a weight."""
 
 
 @dataclass(frozen=True)
@@ -32,24 +28,11 @@ class Stage:
     weights: tuple[float, ...]
 
 
-def pattern_length(weights: Sequence[float]) -> int:
-    """Rows after which the components have come exactly by their weights, which count as the decimals they print as."""
-    return sum(_whole(weights))
-
-
-def _whole(weights: Sequence[float]) -> list[int]:
-    """The smallest whole numbers in the proportions of the weights."""
-    fractions = [Fraction(str(weight)) for weight in weights]
-    unit = math.lcm(*(fraction.denominator for fraction in fractions))
-    whole = [int(fraction * unit) for fraction in fractions]
-    return [number // math.gcd(*whole) for number in whole]
-
-
 class _Pattern:
     """Which component each row of a stage is of, and how many of it were before."""
 
     def __init__(self, weights: Sequence[float]) -> None:
-        self.counts = np.array(_whole(weights), np.int64)
+        self.counts = np.array(whole_weights(weights), np.int64)
         """int64 [components]: rows of each in one pattern."""
         self.components = _pattern(self.counts.tolist())
         self._rank = np.empty(len(self.components), np.int64)

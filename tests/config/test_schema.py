@@ -14,12 +14,13 @@ from jaxtrain.config import (
     CosineSchedule,
     DecoderConfig,
     DigitsDataConfig,
+    MixtureDataConfig,
     ModelConfig,
     OwnDataConfig,
     OwnModelConfig,
     RoleFactors,
     Section,
-    TokenDataConfig,
+    TokenRowsConfig,
     VitConfig,
     flat,
     json_schema,
@@ -169,7 +170,7 @@ def test_the_documented_defaults_are_the_defaults(tmp_path: Path) -> None:
     readme = (CONFIGS / "README.md").read_text()
     assert {key for key in others if f"`{key.rpartition('.')[2]}: " not in readme} <= {"ema.decay", "ema.evaluate"}
     assert "{decay: 0.999, evaluate: true}" in readme
-    variant_only = {"model.target", "data.target", *others}
+    variant_only = {"model.target", "data.target", "data.mixture", "data.stages", *others}
     variant_only |= {key for key in keys() if key.startswith("model.rope.scaling.")}
     variant_only |= {f"model.{name}" for name in set(VitConfig.model_fields) - set(DecoderConfig.model_fields)}
     assert set(config.origins) == set(keys()) - variant_only
@@ -186,6 +187,14 @@ def test_the_documented_defaults_of_images_are_the_defaults(tmp_path: Path) -> N
     written = {key for key in config.origins if key.startswith(("model.", "data."))}
     common = {f"data.{name}" for name in DataSection.model_fields} - {"data.kind"}
     assert written | common == {key for key in flat(config.to_dict()) if key.startswith(("model.", "data."))}
+
+
+def test_the_documented_keys_of_mixtures_are_all_there_are(tmp_path: Path) -> None:
+    config = load(documented(tmp_path, "Mixtures", "run_dir: r\n"), ["steps=10"])
+    assert isinstance(config.data, MixtureDataConfig)
+    own = set(MixtureDataConfig.model_fields) - set(TokenRowsConfig.model_fields) | {"kind"}
+    assert {f"data.{name}" for name in own} == {key for key in config.origins if key.count(".") == 1}
+    assert {key.rpartition(".")[2] for key in config.origins if key.count(".") == 3} == {"dir", "weight"}
 
 
 def test_the_documented_keys_of_own_code_are_its_arguments(tmp_path: Path) -> None:

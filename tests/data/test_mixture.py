@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxtrain.config.data import whole_weights
 from jaxtrain.data import FILLER, MixtureOrder, MixtureTable, Order, RowTable, Stage, host_batches
-from jaxtrain.data.mixture import pattern_length
 from tests.factories import IdTable, digest, make_dataset, make_documents
 
 ROWS = [7, 20, 3]
@@ -58,10 +58,10 @@ def test_many_components_too_have_their_share_within_one_row() -> None:
 
 
 def test_weights_are_the_decimals_that_were_written() -> None:
-    assert pattern_length((0.1, 0.2, 0.7)) == 10
-    assert pattern_length((1, 1, 1)) == 3
-    assert pattern_length((0.3, 0.6)) == 3
-    assert pattern_length((1e-5, 1)) == 100_001
+    assert whole_weights((0.1, 0.2, 0.7)) == [1, 2, 7]
+    assert whole_weights((1, 1, 1.0)) == [1, 1, 1]
+    assert whole_weights((0.3, 0.6, 0)) == [1, 2, 0]
+    assert whole_weights((1e-5, 1)) == [1, 100_000]
 
 
 def test_weights_change_at_the_stated_position_and_not_before() -> None:
