@@ -28,4 +28,4 @@ def test_faults_are_placed_where_it_was_saved_or_at_the_override(tmp_path: Path)
     with pytest.raises(ConfigError) as error:
         from_saved(values, "runs/a/checkpoints/5", ["stepz=7"])
     assert "runs/a/checkpoints/5: unknown key of_the_future" in str(error.value)
-    assert "override stepz=7: unknown key stepz; did you mean steps?" in str(error.value)
+    assert "override stepz=7: unknown key stepz; did you mean steps or profile.steps?" in str(error.value)

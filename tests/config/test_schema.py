@@ -20,6 +20,7 @@ from jaxtrain.config import (
     OwnModelConfig,
     RoleFactors,
     Section,
+    TokenDataConfig,
     TokenRowsConfig,
     VitConfig,
     flat,
