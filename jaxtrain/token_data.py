@@ -127,7 +127,7 @@ def _rows(table: RowTable) -> str:
 
 
 def _mixture_summary(tables: dict[str, RowTable], stages: list[Stage], order: MixtureOrder, config: Config) -> str:
-    end = None if config.steps is None else config.steps * config.global_batch
+    end = None if config.steps is None else config.batches.rows_of(config.steps)
     drawn = [None] * len(tables) if end is None else order.drawn(end)
     lines = []
     for component, ((name, table), count) in enumerate(zip(tables.items(), drawn, strict=True)):

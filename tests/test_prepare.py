@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -79,11 +78,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on(tmp_path: Path) ->
     write_json_lines(tmp_path / "text" / "a.jsonl", [random[start : start + 400] for start in range(0, 120_000, 400)])
     arguments = [tmp_path / "text", "--output", tmp_path / "data", "--vocab", "257", "--workers", "1"]
 
-    def smaller_disk() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-
-    full = verb(*arguments, preexec_fn=smaller_disk)
+    full = verb(*arguments, within=("bash", "-c", 'ulimit -f 97; exec "$@"', "-"))
     assert full.returncode == 2, full.stderr
     (line,) = [line for line in full.stderr.splitlines() if line.startswith("error: ")]
     assert f"{tmp_path / 'data'}: File too large; choose a directory that can be written and has space" in line

@@ -60,3 +60,8 @@ class BatchPlan:
             return 0
         phase = self.phase_at(rows - 1)
         return phase.before - (phase.start - rows) // phase.size
+
+    def rows_of(self, batches: int) -> int:
+        """The rows of so many batches from the start, which is the data position after them."""
+        phase = next(phase for phase in reversed(self.phases) if phase.before <= batches)
+        return phase.start + (batches - phase.before) * phase.size

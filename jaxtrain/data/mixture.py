@@ -123,10 +123,6 @@ class MixtureOrder:
             rows[own] = self._orders[component].rows_at(ranks[own]) + self._offsets[component]
         return rows.reshape(positions.shape)
 
-    def batches(self, global_batch: int) -> int | None:
-        """None: there is no end."""
-        return None
-
     def drawn(self, position: int) -> list[int]:
         """How many of the rows before a position are of each component."""
         stage = int(np.searchsorted(self._starts, position, side="right")) - 1

@@ -17,9 +17,6 @@ class RowOrder(Protocol):
     def rows_at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The row at each position, or `FILLER` beyond the end: int64, the same shape."""
 
-    def batches(self, global_batch: int) -> int | None:
-        """Batches of `global_batch` rows until the end, the last one perhaps with fillers; None if there is no end."""
-
 
 class Order:
     """The order of all rows over all epochs.
@@ -64,7 +61,3 @@ class Order:
         """`row` of each position: int64, the same shape."""
         rows = [self.row(int(position)) for position in positions.ravel()]
         return np.array(rows, np.int64).reshape(positions.shape)
-
-    def batches(self, global_batch: int) -> int | None:
-        """Batches of `global_batch` rows until the end, the last one perhaps with fillers; None if there is no end."""
-        return None if self.total is None else -(-self.total // global_batch)

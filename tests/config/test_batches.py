@@ -24,3 +24,9 @@ def test_the_steps_to_so_many_rows_are_the_batches_that_hold_them() -> None:
 def test_a_size_that_comes_twice_is_one_size() -> None:
     assert BatchPlan.of([(1, 8), (1, 2)], 8).sizes == (8, 2)
     assert BatchPlan.of([], 8).sizes == (8,)
+
+
+def test_the_rows_of_so_many_batches_are_where_the_next_one_begins() -> None:
+    starts = [0, 2, 4, 6, 10, 14, 22, 30]
+    assert [RAMP.rows_of(batches) for batches in range(8)] == starts
+    assert [RAMP.steps_to(start) for start in starts] == list(range(8))

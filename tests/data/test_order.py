@@ -46,12 +46,6 @@ def test_beyond_the_end_there_are_only_fillers() -> None:
     assert Order(20, seed=0, shuffle=True, epochs=None).row(40) != FILLER
 
 
-def test_batches_count_the_padded_last_one() -> None:
-    assert Order(20, 0, True, 2).batches(8) == 5
-    assert Order(20, 0, True, 1).batches(8) == 3
-    assert Order(20, 0, True, None).batches(8) is None
-
-
 def test_rows_of_many_positions_are_those_of_each() -> None:
     order = Order(20, seed=0, shuffle=True, epochs=1)
     positions = np.array([[3, 19], [20, 0]])

@@ -81,11 +81,11 @@ def run(source: Path, directory: Path, workers: int = 1, die_at: str = "") -> "s
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
 
 
-def verb(*arguments: str | Path, **options: Any) -> "subprocess.CompletedProcess[str]":
-    """`python -m jaxtrain.prepare` as a real process."""
-    command = [sys.executable, "-m", "jaxtrain.prepare", *map(str, arguments)]
+def verb(*arguments: str | Path, within: Sequence[str] = ()) -> "subprocess.CompletedProcess[str]":
+    """`python -m jaxtrain.prepare` as a real process, perhaps started by another program."""
+    command = [*within, sys.executable, "-m", "jaxtrain.prepare", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120, **options)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
 
 
 def documents(dataset: Dataset) -> Mapping[str, list[str]]:
