@@ -75,7 +75,7 @@ class VitConfig(Section):
     family: Literal["vit"] = setting(..., "Model family.")
     image: Count = setting(8, "Height and width of an image, in pixels.", gt=0)
     channels: Count = setting(1, "Values of a pixel: 1 for grey, 3 for colour.", gt=0)
-    patch: Count = setting(2, "Height and width of a patch, in pixels; a divisor of image.", gt=0)
+    patch: Count = setting(4, "Height and width of a patch, in pixels; a divisor of image.", gt=0)
     classes: Count = setting(10, "What an image can be.", gt=1)
     layers: Count = setting(4, "Transformer layers.", gt=0)
     embed: Count = setting(128, "Width of the residual stream.", gt=0)
