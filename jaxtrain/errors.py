@@ -14,6 +14,8 @@ EXIT_NON_FINITE = 3
 EXIT_BAD_CHECKPOINT = 4
 EXIT_BAD_DATA = 5
 EXIT_MISSING_WORKER = 6
+EXIT_REQUEUE = 75
+"""`EX_TEMPFAIL` of sysexits.h: nothing is wrong and the same command goes on; a scheduler can be told to requeue."""
 EXIT_INTERRUPTED = 130
 
 
@@ -45,6 +47,12 @@ class DataError(JaxtrainError):
     """The data set is broken or doesn't fit the model, found while training."""
 
     exit_code = EXIT_BAD_DATA
+
+
+class RunPaused(JaxtrainError):
+    """The run was asked to end before its goal; it is saved, and the same command goes on with it. No failure."""
+
+    exit_code = EXIT_REQUEUE
 
 
 class MissingWorkerError(JaxtrainError):

@@ -1,6 +1,7 @@
 """One run's story: build, open the data, restore or initialise, compile, train to the goal, save."""
 
 import contextlib
+import math
 import time
 import zlib
 from collections import deque
@@ -13,9 +14,10 @@ import jax
 from jaxtrain import distributed
 from jaxtrain.batches import RunBatches
 from jaxtrain.checkpoint import Checkpointer, Meta
+from jaxtrain.clock import Clock, Due, now
 from jaxtrain.config import Config, check_steps, keys, value_at
 from jaxtrain.data import ROW_IDS, RowOrder
-from jaxtrain.errors import CheckpointError, ConfigError, DataError, NonFiniteError, refusing_os_errors
+from jaxtrain.errors import CheckpointError, ConfigError, DataError, NonFiniteError, RunPaused, refusing_os_errors
 from jaxtrain.evaluation import Evaluator
 from jaxtrain.norms import name_norms
 from jaxtrain.optimizer import weights
@@ -34,10 +36,13 @@ _OF_ONE_PROCESS = ("distributed.", "compile_cache", "data.dir", "data.workers", 
 """Keys, or their beginnings, that may differ between the processes of a run."""
 
 
-def run(config: Config, devices: Sequence[jax.Device]) -> None:
+def run(config: Config, devices: Sequence[jax.Device], started: float | None = None) -> None:
     """Trains `config` on `devices` to its goal, from wherever its run directory stands.
 
     Returns only when the goal is reached.
+
+    Args:
+        started: when this start of the run began, by `clock.now()`, for `max_hours`; None: now.
 
     Raises:
         JaxtrainError: with the exit code that says why it wasn't.
@@ -50,7 +55,7 @@ def run(config: Config, devices: Sequence[jax.Device]) -> None:
     total_steps = planned_steps(config, data)
     directory = RunDirectory(config.run_dir)
     with Recorder(directory, config, total_steps) as recorder:
-        checkpointer = Checkpointer(config.checkpoint_dir.absolute(), config.checkpoint.keep, recorder.saved)
+        checkpointer = Checkpointer(config.checkpoint_dir.absolute(), config.checkpoint, recorder.saved)
         with distributed.together("go on with what is in run_dir"):
             newest = checkpointer.newest_meta()
             refuse_foreign_run(config, directory, newest)
@@ -69,10 +74,13 @@ def run(config: Config, devices: Sequence[jax.Device]) -> None:
                 recorder.already_complete(newest.step)
                 return
             del verified
+        clock = Clock(config, program.mesh, now() if started is None else started)
         compiled = compile_program(program, total_steps, checkpointer, recorder)
         state, meta = restore_or_initialise(program, checkpointer, recorder, data.hash)
         profile = ProfileWindow(config.profile, directory.profile(jax.process_index()), recorder.profiled)
-        training = Training(config, program, compiled, data, checkpointer, recorder, profile, state, meta, total_steps)
+        training = Training(
+            config, program, compiled, data, checkpointer, recorder, profile, clock, state, meta, total_steps
+        )
         with contextlib.closing(training):
             training.run()
         recorder.completed(training.meta.step)
@@ -193,6 +201,7 @@ class _InFlight:
     """A step that was dispatched and not yet read."""
 
     metrics: dict[str, jax.Array]
+    clock: Any
     asked: float
     waited: float
     position: int
@@ -216,6 +225,7 @@ class Training:
         checkpointer: Checkpointer,
         recorder: Recorder,
         profile: ProfileWindow,
+        clock: Clock,
         state: Any,
         meta: Meta,
         total_steps: int,
@@ -230,12 +240,15 @@ class Training:
         self._profile = profile
         self._state = state
         self._total = total_steps
+        self._clock = clock
+        self._due = Due()
         self._in_flight: deque[_InFlight] = deque()
         self._read_at = time.perf_counter()
         self._skipped_in_a_row = 0
         self._flops = {size: program.task.flops(size).training for size in config.batches.sizes}
         self._peak = peak_flops(device.device_kind for device in program.mesh.devices.flat)
         self._places = {size: Placement(program.batch_of(size)) for size in config.batches.sizes}
+        self._evaluated: tuple[int, dict[str, float]] = (0, {})
         self._evaluate = None
         if data.held_out is not None:
             placement = Placement(program.eval_batch)
@@ -249,10 +262,9 @@ class Training:
         self._profile.begin(self.meta.step, self._state)
         while self.meta.step < self._total and self._dispatch():
             reached = self.meta.step + len(self._in_flight)
-            due = self._is_due(reached)
-            while len(self._in_flight) > (0 if due else 1):
+            while len(self._in_flight) > (0 if self._is_due(reached) else 1):
                 self._read(self._in_flight.popleft())
-            if due and self.meta.step == reached:
+            if self._is_due(reached) and self.meta.step == reached:
                 self._at_boundary()
             self._checkpointer.check()
         self._finish()
@@ -277,16 +289,17 @@ class Training:
         placed = self._places[batch.size](batch.rows)
         with self._profile.step(self.meta.step + len(self._in_flight) + 1):
             self._state, metrics = train_step(self._state, placed, inputs)
-        self._in_flight.append(_InFlight(metrics, asked, waited, batch.position, batch.size, rows))
+        self._in_flight.append(_InFlight(metrics, self._clock.ask(), asked, waited, batch.position, batch.size, rows))
         return True
 
     def _read(self, step: _InFlight) -> None:
         """Waits for a dispatched step and takes its numbers."""
         norms = step.metrics.pop("norms", None)
         metrics = {name: value.item() for name, value in jax.device_get(step.metrics).items()}
-        now = time.perf_counter()
-        seconds = now - max(self._read_at, step.asked)
-        self._read_at = now
+        self._due |= self._clock.answer(step.clock)
+        read_at = time.perf_counter()
+        seconds = read_at - max(self._read_at, step.asked)
+        self._read_at = read_at
         skipped = metrics.pop("skipped")
         position = step.position + step.size
         self.meta = replace(self.meta, step=metrics["step"], position=position, skipped=self.meta.skipped + skipped)
@@ -323,7 +336,8 @@ class Training:
         self._recorder.skipped(attempted, position, f"{found}; update skipped, {self.meta.skipped} so far")
 
     def _is_due(self, step: int) -> bool:
-        return step >= self._total or self._eval_due(step) or self._save_due(step) or self._profile.turns(step)
+        due = self._eval_due(step) or self._save_due(step) or self._profile.turns(step)
+        return due or step >= self._total or self._due != Due()
 
     def _eval_due(self, step: int) -> bool:
         return bool(self.config.eval.every) and step % self.config.eval.every == 0
@@ -334,10 +348,19 @@ class Training:
     def _at_boundary(self) -> None:
         step = self.meta.step
         self._profile.end(step, self._state)
-        if step < self._total and self._eval_due(step):
+        if step >= self._total:
+            return
+        if self._eval_due(step):
             self._evaluate_now()
-        if step < self._total and self._save_due(step):
+        if self._save_due(step) or self._due.save or self._due.end:
             self._save()
+        if self._due.end:
+            self._checkpointer.close()
+            raise RunPaused(
+                f"paused at step {step} of {self._total} after max_hours={self.config.max_hours:g}, and saved; "
+                f"the same command goes on"
+            )
+        self._due = Due()
         self._profile.begin(step, self._state)
 
     def _evaluate_now(self) -> None:
@@ -349,9 +372,15 @@ class Training:
                 averaged = self._evaluate(weights(self._state, "ema"))
                 values |= {f"ema_{name}": value for name, value in averaged.items()}
         self._recorder.evaluated(self.meta.step, values)
+        finite = {f"eval_{name}": value for name, value in values.items() if math.isfinite(value)}
+        self._evaluated = (self.meta.step, finite)
 
     def _save(self) -> None:
-        self._checkpointer.save(self._state, replace(self.meta, config=self.config.to_dict()))
+        """With the evaluation of this very step, if there was one, for `keep_best`."""
+        step, metrics = self._evaluated
+        metrics = metrics if step == self.meta.step else {}
+        self._clock.saved()
+        self._checkpointer.save(self._state, replace(self.meta, config=self.config.to_dict(), metrics=metrics))
 
     def _finish(self) -> None:
         """Evaluates and saves the final state, complete before this returns."""

@@ -12,7 +12,7 @@ import jax
 from rich.console import Console
 
 from jaxtrain.config import Config, dump
-from jaxtrain.errors import EXIT_COMPLETE, EXIT_CRASHED, EXIT_INTERRUPTED, JaxtrainError, refusing_os_errors
+from jaxtrain.errors import EXIT_COMPLETE, EXIT_CRASHED, EXIT_INTERRUPTED, JaxtrainError, RunPaused, refusing_os_errors
 from jaxtrain.models.parameters import count_parameters
 from jaxtrain.program import Program
 from jaxtrain.run_directory import RunDirectory
@@ -69,7 +69,9 @@ class Recorder:
             for closable in (self._claim, self._rows, self._events, self._metrics, self._norms, self._tensorboard):
                 if closable is not None:
                     ending.callback(closable.close)
-            if error is not None:
+            if isinstance(error, RunPaused):
+                self._paused(error)
+            elif error is not None:
                 self._failed(error)
 
     def open(self, program: Program, data_hash: str, step: int) -> None:
@@ -214,6 +216,10 @@ class Recorder:
         """The goal is reached and saved."""
         self._event("stop", step=step, reason="complete", exit_code=EXIT_COMPLETE)
         self.message(f"complete: {step} steps in {self._directory.path}")
+
+    def _paused(self, pause: RunPaused) -> None:
+        self._event("stop", step=self._step, reason=str(pause), exit_code=pause.exit_code)
+        self.message(str(pause))
 
     def _failed(self, error: BaseException) -> None:
         text = "".join(traceback.format_exception(error))

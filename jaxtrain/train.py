@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from types import ModuleType
@@ -15,6 +16,7 @@ from jaxtrain.errors import (
     EXIT_INTERRUPTED,
     ConfigError,
     JaxtrainError,
+    RunPaused,
     first_line,
 )
 from jaxtrain.output import outlive_the_terminal
@@ -32,6 +34,8 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from the newest checkpoint", file=sys.stderr)
         return _after_a_farewell(EXIT_INTERRUPTED)
+    except RunPaused as pause:
+        return _after_a_farewell(pause.exit_code)
     except JaxtrainError as error:
         print(f"error: {error}", file=sys.stderr)
         return _after_a_farewell(error.exit_code)
@@ -42,6 +46,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def train(config: Config) -> None:
     """Trains in this process, joining the others where there are any."""
+    started = time.monotonic()
     from jaxtrain import runtime
 
     runtime.configure(config)
@@ -50,7 +55,7 @@ def train(config: Config) -> None:
     from jaxtrain import distributed, loop
 
     distributed.initialize(config.distributed)
-    loop.run(config, _devices(jax))
+    loop.run(config, _devices(jax), started)
 
 
 def _devices(jax: ModuleType) -> Sequence[Any]:

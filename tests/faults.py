@@ -2,12 +2,14 @@
 
 Faults: `nan-row=ROW` makes the loss of every batch with that row NaN on the process that holds it; `raise=NAME@STEP`
 raises the built-in exception NAME when the numbers of STEP are read; `no-data=PROCESS` hides the data from one process;
-`no-saves=STEP` puts a file in the place of the checkpoint directory then.
+`no-saves=STEP` puts a file in the place of the checkpoint directory then; `slow-saves=SECONDS` makes each save take so
+much longer; `late=PROCESS@STEP` sets the clock of that process ahead by a year when the numbers of STEP are read.
 """
 
 import builtins
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,37 @@ def end_saves_at(step: int) -> None:
     setattr(Recorder, "step", breaking)  # noqa: B010
 
 
+def slow_down_saves(seconds: float) -> None:
+    """Makes Orbax wait before it commits a checkpoint whose arrays are written."""
+    import orbax.checkpoint as ocp
+
+    finalize = ocp.CompositeCheckpointHandler.finalize
+
+    def slow(handler: Any, directory: Any) -> None:
+        time.sleep(seconds)
+        finalize(handler, directory)
+
+    setattr(ocp.CompositeCheckpointHandler, "finalize", slow)  # noqa: B010
+
+
+def set_clock_ahead(process: int, step: int) -> None:
+    """Lets a year pass on one process at a step."""
+    import jax
+
+    from jaxtrain import clock
+    from jaxtrain.recorder import Recorder
+
+    record, now, reached = Recorder.step, clock.now, []
+
+    def watching(recorder: Recorder, metrics: dict[str, Any]) -> None:
+        if metrics["step"] == step and jax.process_index() == process:
+            reached.append(step)
+        record(recorder, metrics)
+
+    setattr(Recorder, "step", watching)  # noqa: B010
+    setattr(clock, "now", lambda: now() + 365 * 86400 * len(reached))  # noqa: B010
+
+
 def inject(fault: str) -> None:
     """Puts a fault into this process."""
     kind, value = fault.split("=")
@@ -101,6 +134,11 @@ def inject(fault: str) -> None:
         without_data_on(int(value))
     elif kind == "no-saves":
         end_saves_at(int(value))
+    elif kind == "slow-saves":
+        slow_down_saves(float(value))
+    elif kind == "late":
+        process, step = value.split("@")
+        set_clock_ahead(int(process), int(step))
     else:
         raise SystemExit(f"unknown fault {fault}")
 

@@ -21,17 +21,19 @@ import orbax.checkpoint as ocp
 from jaxtrain import distributed
 from jaxtrain.checkpoint.arrays import Types, array_types, read_arrays, read_by_all, state_handler, verify
 from jaxtrain.checkpoint.checksum import as_text, content_sums
+from jaxtrain.checkpoint.completion import Completion
 from jaxtrain.checkpoint.directory import (
     Listing,
     delete,
-    delete_old,
     list_checkpoints,
     set_aside,
     state_path,
     step_path,
 )
 from jaxtrain.checkpoint.meta import Meta, Unreadable, read_meta
+from jaxtrain.checkpoint.retention import Retention
 from jaxtrain.checkpoint.tree import to_plain
+from jaxtrain.config import CheckpointConfig
 from jaxtrain.errors import CheckpointError, ConfigError, first_line
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
@@ -43,14 +45,14 @@ class Checkpointer:
 
     Args:
         directory: where the steps lie; made at the first save.
-        keep: how many of the newest checkpoints stay.
+        rules: which checkpoints stay.
         on_saved: called on process 0, from a background thread, with (step, seconds) once a save is committed.
 
     Raises:
         ConfigError: no checkpoint can be saved at this path.
     """
 
-    def __init__(self, directory: Path, keep: int, on_saved: Callable[[int, float], None]):
+    def __init__(self, directory: Path, rules: CheckpointConfig, on_saved: Callable[[int, float], None]):
         if "[" in str(directory):
             # Orbax looks for the parts of a save with `glob`; where it finds none it commits a checkpoint without data.
             raise ConfigError(
@@ -58,13 +60,12 @@ class Checkpointer:
                 f"choose another run_dir or checkpoint.dir"
             )
         self.directory = directory
-        self._keep = keep
+        self._retention = Retention(directory, rules)
         self._on_saved = on_saved
-        self._pending: tuple[int, float] | None = None
+        self._completion: Completion | None = None
         self._sums: Callable[[Any], dict[str, jax.Array]] = jax.jit(content_sums)
         self._orbax = ocp.AsyncCheckpointer(
-            ocp.CompositeCheckpointHandler(state=state_handler(), meta=ocp.JsonCheckpointHandler()),
-            async_options=ocp.options.AsyncOptions(post_finalization_callback=self._committed),
+            ocp.CompositeCheckpointHandler(state=state_handler(), meta=ocp.JsonCheckpointHandler())
         )
 
     def claim(self) -> None:
@@ -87,7 +88,6 @@ class Checkpointer:
             CheckpointError: this save can't start, or an earlier one failed in the background.
         """
         self.wait()
-        self._delete_old()
         path = step_path(self.directory, meta.step)
         if distributed.from_first(int(path.exists())):
             return
@@ -96,23 +96,35 @@ class Checkpointer:
             meta,
             checksums=as_text(jax.device_get(self._sums(state))),
             arrays=array_types(state),
+            saved_at=time.time(),
             versions={name: importlib.metadata.version(name) for name in _PACKAGES},
         )
-        self._pending = (meta.step, time.monotonic())
+        started = time.monotonic()
         with _naming(path):
             self._orbax.save(
                 path, args=ocp.args.Composite(state=ocp.args.PyTreeSave(plain), meta=ocp.args.JsonSave(vars(complete)))
             )
+        if jax.process_index() == 0:
+            self._completion = Completion(path, lambda: self._completed(meta.step, started))
 
     def check(self) -> None:
         """Raises the CheckpointError of a background save that failed; costs nothing otherwise."""
         with _naming(self.directory):
             self._orbax.check_for_errors()
+            if self._completion is not None:
+                self._completion.check()
 
     def wait(self) -> None:
-        """Waits for the save that is running, if any."""
+        """Waits for the save that is running, if any, and for the deletion of what it replaces."""
+        completion, self._completion = self._completion, None
         with _naming(self.directory):
-            self._orbax.wait_until_finished()
+            try:
+                self._orbax.wait_until_finished()
+            finally:
+                if completion is not None:
+                    completion.ended()
+            if completion is not None:
+                completion.check()
 
     def settle(self) -> None:
         """Lets a running save finish where the run ends early; that it failed is logged, since worse is on its way."""
@@ -122,9 +134,10 @@ class Checkpointer:
             _log.error("%s", error)
 
     def close(self) -> None:
-        """Waits for the last save and deletes what `keep` no longer covers."""
+        """Waits for the last save; deletes what the rules no longer keep, also where they were changed since."""
         self.wait()
-        self._delete_old()
+        if jax.process_index() == 0:
+            self._retention.apply()
         self._orbax.close()
 
     def restore_newest(self, abstract_state: Any) -> tuple[Any, Meta] | None:
@@ -198,14 +211,9 @@ class Checkpointer:
                 set_aside(path, why)
         distributed.barrier("unusable checkpoints set aside", timeout=300)
 
-    def _delete_old(self) -> None:
-        if jax.process_index() == 0:
-            delete_old(self.directory, self._keep)
-
-    def _committed(self) -> None:
-        if self._pending is not None and jax.process_index() == 0:
-            step, started = self._pending
-            self._on_saved(step, time.monotonic() - started)
+    def _completed(self, step: int, started: float) -> None:
+        self._on_saved(step, time.monotonic() - started)
+        self._retention.apply()
 
 
 def _refuse_other_arrays(step: int, saved: Types, wanted: Types) -> None:

@@ -65,11 +65,3 @@ def delete(path: Path) -> None:
     if path != doomed:
         path.rename(doomed)
     shutil.rmtree(doomed, ignore_errors=True)
-
-
-def delete_old(directory: Path, keep: int) -> list[int]:
-    """Deletes all but the newest `keep` complete checkpoints; returns the deleted steps."""
-    old = list_checkpoints(directory).steps[keep:]
-    for step in old:
-        delete(step_path(directory, step))
-    return old

@@ -26,6 +26,9 @@ class Meta:
         data_hash: the data set's manifest hash.
         checksums: of each leaf's content, by path name.
         arrays: of each leaf, shape and dtype, by path name.
+        metrics: finite ones of an evaluation at this very step, such as `eval_loss`; empty without one.
+        saved_at: when the save began, in unix seconds by process 0's clock.
+        origin: what `init_from` gave where the run began, by `Origin.to_dict`.
     """
 
     step: NonNegativeInt
@@ -36,6 +39,9 @@ class Meta:
     checksums: dict[str, str] = field(default_factory=dict)
     arrays: dict[str, list[Any]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    saved_at: float = 0.0
+    origin: dict[str, Any] | None = None
     format: int = FORMAT
 
 

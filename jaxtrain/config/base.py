@@ -42,6 +42,10 @@ def _local_path(value: object) -> object:
     return expand_home(_filled_in(str(value)))
 
 
+def _run_name(value: str) -> str:
+    return str(_local_path(value))
+
+
 TARGET = "target"
 """The key that names somebody's own code; where a section has such a variant, the key alone chooses it."""
 
@@ -91,6 +95,10 @@ Names = Annotated[tuple[str, ...], Strict(False)]
 Address = Annotated[str, AfterValidator(_filled_in)]
 CodeName = Annotated[str, AfterValidator(_code_name)]
 """MODULE:NAME of somebody's own code."""
+
+
+RunName = Annotated[str, AfterValidator(_run_name)]
+"""`RUN` or `RUN@STEP`: a directory, and perhaps a step in it."""
 
 
 class Section(BaseModel):

@@ -50,6 +50,7 @@ def check(config: Config, origins: Mapping[str, str] | None = None) -> None:
         *_profile(config, config.steps),
         *_mesh(config.mesh),
         *_data(config),
+        *_checkpoint(config),
         *_distributed(config),
         *_layout(config, sizes),
     ]
@@ -348,6 +349,29 @@ def _mixture(data: MixtureDataConfig) -> Iterator[Problem]:
                 f"{where}: these weights come out even only after {length} rows, which is more than {LONGEST_PATTERN}; "
                 "round them to fewer digits",
             )
+
+
+def _checkpoint(config: Config) -> Iterator[Problem]:
+    every, keep_every, best = config.checkpoint.every, config.checkpoint.keep_every, config.checkpoint.keep_best
+    if keep_every is not None and (every == 0 or keep_every % every):
+        nearest = _multiples(keep_every, every) if every else "null"
+        yield Problem(
+            ("checkpoint.keep_every", "checkpoint.every"),
+            f"checkpoint.keep_every={keep_every} names steps that checkpoint.every={every} doesn't save; "
+            f"the nearest keep_every is {nearest}",
+        )
+    if best is not None and config.eval.every == 0:
+        yield Problem(
+            ("checkpoint.keep_best", "eval.every"),
+            "checkpoint.keep_best has nothing to judge by with eval.every=0; set eval.every, or keep_best to null",
+        )
+    elif best is not None and (every == 0 or (config.eval.every % every and every % config.eval.every)):
+        nearest = _multiples(every, config.eval.every) if every else str(config.eval.every)
+        yield Problem(
+            ("checkpoint.keep_best", "checkpoint.every", "eval.every"),
+            f"checkpoint.keep_best judges checkpoints by an evaluation at the same step, and checkpoint.every={every} "
+            f"and eval.every={config.eval.every} don't fall together; the nearest checkpoint.every is {nearest}",
+        )
 
 
 def _distributed(config: Config) -> Iterator[Problem]:

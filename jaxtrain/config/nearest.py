@@ -26,6 +26,8 @@ ELSEWHERE = {
     "optimizer.schedule.warmup": ["warmup_steps", "warmup_iters", "lr_warmup_steps"],
     "optimizer.schedule.final": ["min_lr", "final_lr", "end_lr", "min_lr_ratio"],
     "steps": ["max_steps", "train_steps", "train_iters", "iterations", "total_steps"],
+    "max_hours": ["max_time", "time_limit", "max_wall_time"],
+    "init_from": ["init_checkpoint", "pretrained", "load_from", "load_path", "finetune_from"],
     "global_batch": ["batch", "batch_size", "global_batch_size", "train_batch_size"],
     "microbatch": ["micro_batch_size", "per_device_batch_size", "accumulation", "gradient_accumulation_steps"],
     "precision": ["dtype", "compute_dtype", "bf16", "mixed_precision"],
@@ -50,6 +52,8 @@ ELSEWHERE = {
     "eval.every": ["eval_every", "eval_interval", "eval_steps"],
     "checkpoint.every": ["checkpoint_every", "save_every", "save_steps", "checkpoint_interval"],
     "checkpoint.keep": ["max_to_keep", "save_total_limit", "keep_last"],
+    "checkpoint.keep_every": ["keep_period", "keep_interval"],
+    "checkpoint.keep_best": ["save_best", "save_best_only"],
     "checkpoint.dir": ["checkpoint_dir", "ckpt_dir"],
 }
 CLOSE_ENOUGH = 0.55

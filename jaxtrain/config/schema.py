@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import PrivateAttr, Strict
 
-from jaxtrain.config.base import Address, Count, LocalPath, Names, Seconds, Section, section, setting
+from jaxtrain.config.base import Address, Count, LocalPath, Names, RunName, Seconds, Section, section, setting
 from jaxtrain.config.batches import BatchPlan
 from jaxtrain.config.data import DataConfig, OwnDataConfig, TokenDataConfig, TokenRowsConfig
 from jaxtrain.config.model import DecoderConfig, ModelConfig, OwnModelConfig
@@ -61,12 +61,35 @@ class EvalConfig(Section):
     batch: Count | None = setting(None, "Examples evaluated at a time; null: global_batch.", may_change=True, gt=0)
 
 
+class KeepBestConfig(Section):
+    """Checkpoints that are kept because they were evaluated best."""
+
+    count: Count = setting(1, "How many.", may_change=True, gt=0)
+    metric: str = setting("eval_loss", "Judged by this one of the evaluation's metrics.", may_change=True)
+    mode: Literal["min", "max"] = setting("min", "Whether the smallest or the largest is best.", may_change=True)
+
+
 class CheckpointConfig(Section):
-    """What is saved, where and how often."""
+    """What is saved, where and how often, and what is deleted again."""
 
     every: Count = setting(100, "Steps between saves; 0: only the final step, saved always.", may_change=True, ge=0)
+    every_minutes: float | None = setting(
+        None, "Also saved when this time has passed since the last save began; null: not.", may_change=True, gt=0
+    )
     dir: LocalPath | None = setting(None, "Directory of the checkpoints; null: run_dir/checkpoints.", may_change=True)
     keep: Count = setting(3, "Newest checkpoints that are kept.", may_change=True, gt=0)
+    keep_every: Count | None = setting(
+        None, "Also kept, for ever: those of each so many steps; null: none.", may_change=True, gt=0
+    )
+    keep_every_hours: float | None = setting(
+        None,
+        "Also kept, for ever: the first, and each saved so long after the one kept before; null: none.",
+        may_change=True,
+        gt=0,
+    )
+    keep_best: KeepBestConfig | None = setting(
+        None, "Also kept: the best by an evaluation at the step of the save; null: none.", may_change=True
+    )
 
 
 class TelemetryConfig(Section):
@@ -102,7 +125,18 @@ class Config(Section):
     """One run, complete: what to train, on which data, on which mesh."""
 
     run_dir: LocalPath = setting(..., "Directory of the run: config, metrics, events, checkpoints.", may_change=True)
-    steps: Count | None = setting(None, "Optimizer updates in the whole run; null: as many as data.epochs give.", gt=0)
+    steps: Count | None = setting(
+        None,
+        "Optimizer updates in the whole run; null: as many as data.epochs give. May change on resume where that leaves "
+        "the learning rate of every update done as it was.",
+        gt=0,
+    )
+    max_hours: float | None = setting(
+        None, "Hours after which this start saves and ends with exit code 75; null: no limit.", may_change=True, gt=0
+    )
+    init_from: RunName | None = setting(
+        None, "RUN or RUN@STEP whose parameters a new run begins with, its newest step or that one; null: random ones."
+    )
     seed: int = setting(0, "Seed of initial weights, data order and dropout.", ge=0, lt=2**32)
     global_batch: Count = setting(16, "Examples per update, over all devices.", gt=0)
     batch_ramp: Annotated[tuple[RampPart, ...], Strict(False)] = setting(

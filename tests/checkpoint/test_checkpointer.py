@@ -13,6 +13,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from jaxtrain.checkpoint import Checkpointer, Meta, list_checkpoints
+from jaxtrain.config import CheckpointConfig
 from jaxtrain.errors import CheckpointError
 from jaxtrain.models.parameters import named_leaves
 from jaxtrain.program import Program, build
@@ -32,8 +33,8 @@ from tests.runs import (
 META = Meta(step=1, position=8, skipped=0, config={"steps": 10}, data_hash="abc")
 
 
-def checkpointer_in(folder: Path, keep: int = 3) -> Checkpointer:
-    return Checkpointer(folder, keep, lambda step, seconds: None)
+def checkpointer_in(folder: Path, keep: int = 3, **rules: Any) -> Checkpointer:
+    return Checkpointer(folder, CheckpointConfig(keep=keep, **rules), lambda step, seconds: None)
 
 
 def small_state(value: float = 1.0) -> dict[str, Any]:

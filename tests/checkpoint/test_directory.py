@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxtrain.checkpoint.directory import delete, delete_old, list_checkpoints, set_aside, state_path, step_path
+from jaxtrain.checkpoint.directory import delete, list_checkpoints, set_aside, state_path, step_path
 
 
 def make_checkpoint(directory: Path, name: str, without: str = "") -> Path:
@@ -87,16 +87,6 @@ def test_an_interrupted_deletion_is_finished(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("keep", "kept"), [(1, [9]), (2, [9, 6]), (5, [9, 6, 3])])
-def test_the_newest_complete_checkpoints_are_kept(tmp_path: Path, keep: int, kept: list[int]) -> None:
-    for step in ("3", "6", "9"):
-        make_checkpoint(tmp_path, step)
-    make_checkpoint(tmp_path, "12", without="state")
-    delete_old(tmp_path, keep)
-    assert list_checkpoints(tmp_path).steps == kept
-    assert (tmp_path / "12").exists(), "an incomplete one counts for nothing and is not deleted"
-
-
 def test_the_state_lies_below_its_step(tmp_path: Path) -> None:
     assert step_path(tmp_path, 5) == tmp_path / "5"
     assert state_path(tmp_path, 5) == tmp_path / "5" / "state"
@@ -108,4 +98,3 @@ def test_a_name_that_no_step_has_is_no_checkpoint(name: str, tmp_path: Path) -> 
     make_checkpoint(tmp_path, name)
     listing = list_checkpoints(tmp_path)
     assert (listing.steps, listing.incomplete) == ([7], [])
-    assert delete_old(tmp_path, keep=1) == []

@@ -12,6 +12,7 @@ import pytest
 
 from jaxtrain.checkpoint import Checkpointer, Meta, open_saved, restore_part
 from jaxtrain.checkpoint.part import Saved
+from jaxtrain.config import CheckpointConfig
 from jaxtrain.errors import CheckpointError, ConfigError
 from jaxtrain.models.parameters import named_leaves
 from jaxtrain.program import build
@@ -24,7 +25,7 @@ def abstract(tree: Any) -> Any:
 
 
 def save(folder: Path, state: Any, step: int = 1) -> Saved:
-    checkpointer = Checkpointer(folder, 3, lambda step, seconds: None)
+    checkpointer = Checkpointer(folder, CheckpointConfig(), lambda step, seconds: None)
     checkpointer.save(state, Meta(step=step, position=8 * step, skipped=0, config={}, data_hash=""))
     checkpointer.close()
     return open_saved(folder)

@@ -89,6 +89,29 @@ def refusal(config: Config, **axis_sizes: int) -> list[str]:
             "batch_ramp takes 10 steps of the run, steps=10, so global_batch=8 is never reached; "
             "its parts may have at most 9 steps together",
         ),
+        (
+            {"checkpoint": {"every": 4, "keep_every": 10}},
+            "checkpoint.keep_every=10 names steps that checkpoint.every=4 doesn't save; "
+            "the nearest keep_every is 8 or 12",
+        ),
+        (
+            {"checkpoint": {"every": 0, "keep_every": 10}},
+            "checkpoint.keep_every=10 names steps that checkpoint.every=0 doesn't save; the nearest keep_every is null",
+        ),
+        (
+            {"checkpoint": {"keep_best": {}}},
+            "checkpoint.keep_best has nothing to judge by with eval.every=0; set eval.every, or keep_best to null",
+        ),
+        (
+            {"checkpoint": {"every": 6, "keep_best": {}}, "eval": {"every": 4}},
+            "checkpoint.keep_best judges checkpoints by an evaluation at the same step, and checkpoint.every=6 and "
+            "eval.every=4 don't fall together; the nearest checkpoint.every is 4 or 8",
+        ),
+        (
+            {"checkpoint": {"every": 0, "keep_best": {}}, "eval": {"every": 4}},
+            "checkpoint.keep_best judges checkpoints by an evaluation at the same step, and checkpoint.every=0 and "
+            "eval.every=4 don't fall together; the nearest checkpoint.every is 4",
+        ),
         ({"mesh": {"pipeline": 2}}, "mesh.pipeline=2 is not supported yet; the nearest value is 1"),
         ({"mesh": {"expert": 2}}, "mesh.expert=2 is not supported yet; the nearest value is 1"),
         ({"mesh": {"context": -1, "data": 1}}, "mesh.context=-1 is not supported yet; the nearest value is 1"),
@@ -448,3 +471,8 @@ def test_a_mesh_that_does_not_fit_is_placed_where_it_was_written() -> None:
 )
 def test_tensors_are_named_where_that_does_something_and_once(sections, message):
     assert refusal(config(**sections)) == [message]
+
+
+@pytest.mark.parametrize(("every", "evaluated"), [(4, 8), (8, 4), (4, 4)])
+def test_saves_and_evaluations_may_be_each_others_multiples_to_keep_the_best(every: int, evaluated: int) -> None:
+    check(config(checkpoint={"every": every, "keep_best": {"count": 2}}, eval={"every": evaluated}))

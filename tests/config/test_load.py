@@ -59,7 +59,8 @@ def faults(path: Path, *overrides: str) -> list[str]:
         ("model: {rope: {thta: 1.0}}", "unknown key thta in section model.rope; did you mean model.rope.theta?"),
         (
             "checkpoint: {zzz: 1}",
-            "unknown key zzz in section checkpoint; valid keys are checkpoint.every, checkpoint.dir, checkpoint.keep",
+            "unknown key zzz in section checkpoint; valid keys are checkpoint.every, checkpoint.every_minutes, "
+            "checkpoint.dir, checkpoint.keep, checkpoint.keep_every, checkpoint.keep_every_hours, checkpoint.keep_best",
         ),
         ("optimizer: {lr: 1}", "unknown key lr in section optimizer; did you mean optimizer.learning_rate?"),
         ("optimizer: {momentum: 0.5}", "optimizer.momentum is only for optimizer.name=sgd or muon"),

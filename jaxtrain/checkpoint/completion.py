@@ -1,0 +1,43 @@
+"""What happens once a save is complete, beside the loop."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from jaxtrain.checkpoint.directory import is_complete
+
+_LOOK_AGAIN = 0.1
+
+
+class Completion:
+    """Calls `then` in a thread of its own as soon as a checkpoint is complete.
+
+    Orbax's own callback won't do: it comes before the rename that makes the checkpoint one.
+    """
+
+    def __init__(self, path: Path, then: Callable[[], None]):
+        self._path = path
+        self._then = then
+        self._ended = threading.Event()
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._watch, name="save-completion", daemon=True)
+        self._thread.start()
+
+    def ended(self) -> None:
+        """The save has ended, well or not; returns when `then` has run if it ended well."""
+        self._ended.set()
+        self._thread.join()
+
+    def check(self) -> None:
+        """Raises what `then` raised."""
+        if self._error is not None:
+            raise self._error
+
+    def _watch(self) -> None:
+        while not is_complete(self._path):
+            if self._ended.wait(_LOOK_AGAIN) and not is_complete(self._path):
+                return
+        try:
+            self._then()
+        except Exception as error:
+            self._error = error
