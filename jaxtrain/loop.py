@@ -13,19 +13,21 @@ import jax
 
 from jaxtrain import distributed
 from jaxtrain.batches import RunBatches
-from jaxtrain.checkpoint import Checkpointer, Meta
+from jaxtrain.checkpoint import Checkpointer, Meta, Saved, restore_part
 from jaxtrain.clock import Clock, Due, now
 from jaxtrain.config import Config, check_steps, keys, value_at
+from jaxtrain.continuation import own_checkpoints, refuse_foreign_run
 from jaxtrain.data import ROW_IDS, RowOrder
 from jaxtrain.errors import CheckpointError, ConfigError, DataError, NonFiniteError, RunPaused, refusing_os_errors
 from jaxtrain.evaluation import Evaluator
 from jaxtrain.norms import name_norms
 from jaxtrain.optimizer import weights
+from jaxtrain.origin import agree_on_origin, describe, find_origin, remarks
 from jaxtrain.placement import Placement
 from jaxtrain.profiler import ProfileWindow
 from jaxtrain.program import Program, build
 from jaxtrain.recorder import Recorder
-from jaxtrain.run_directory import RunDirectory, refuse_foreign_run
+from jaxtrain.run_directory import RunDirectory
 from jaxtrain.telemetry.utilisation import model_flops_utilisation, peak_flops
 from jaxtrain.token_data import differing_parts
 from jaxtrain.training_data import TrainingData, open_data, refuse_other_fields
@@ -59,15 +61,19 @@ def run(config: Config, devices: Sequence[jax.Device], started: float | None = N
         with distributed.together("go on with what is in run_dir"):
             newest = checkpointer.newest_meta()
             refuse_foreign_run(config, directory, newest)
+            origin = find_origin(config, program)
         refuse_other_checkpoints(checkpointer, newest)
         refuse_other_data(data, newest)
+        agree_on_origin(config, origin)
         distributed.barrier("config checked", config.distributed.start_timeout)
         with distributed.together("write to run_dir"):
-            recorder.open(program, data.hash, newest.step if newest is not None else 0)
+            open_recorder(recorder, program, data.hash, newest, origin)
             for line in data.summary.splitlines():
                 recorder.message(line)
             with refusing_os_errors(f"checkpoint.dir={config.checkpoint_dir}", "choose one that can be written"):
                 checkpointer.claim()
+                if jax.process_index() == 0:
+                    own_checkpoints(config)
         if newest is not None and is_complete(newest, total_steps, data.order, config):
             verified = checkpointer.restore_newest(program.state)
             if verified is not None and verified[1] == newest:
@@ -76,7 +82,7 @@ def run(config: Config, devices: Sequence[jax.Device], started: float | None = N
             del verified
         clock = Clock(config, program.mesh, now() if started is None else started)
         compiled = compile_program(program, total_steps, checkpointer, recorder)
-        state, meta = restore_or_initialise(program, checkpointer, recorder, data.hash)
+        state, meta = restore_or_initialise(program, checkpointer, recorder, data.hash, origin)
         profile = ProfileWindow(config.profile, directory.profile(jax.process_index()), recorder.profiled)
         training = Training(
             config, program, compiled, data, checkpointer, recorder, profile, clock, state, meta, total_steps
@@ -101,6 +107,19 @@ def _compared_values(config: Config) -> dict[str, Any]:
     values = {name: value_at(config, name) for name, key in keys().items() if not key.is_section}
     values |= {name: getattr(getattr(config, name), "own_keys", None) for name in ("model", "data")}
     return {name: value for name, value in values.items() if not name.startswith(_OF_ONE_PROCESS)}
+
+
+def open_recorder(
+    recorder: Recorder, program: Program, data_hash: str, newest: Meta | None, origin: Saved | None
+) -> None:
+    """Starts to write, with what the run began with, what is new about its length, and what may be a mistake."""
+    config = program.config
+    began_with = newest.origin if newest is not None else describe(config, origin) if origin is not None else None
+    recorder.open(program, data_hash, newest.step if newest is not None else 0, began_with)
+    if newest is not None and newest.config.get("steps") != config.steps:
+        recorder.message(f"steps was {newest.config.get('steps')} and is {config.steps} now")
+    for remark in remarks(config, origin, data_hash) if origin is not None else ():
+        recorder.message(remark)
 
 
 def refuse_other_checkpoints(checkpointer: Checkpointer, newest: Meta | None) -> None:
@@ -180,14 +199,21 @@ def compile_program(program: Program, total_steps: int, checkpointer: Checkpoint
 
 
 def restore_or_initialise(
-    program: Program, checkpointer: Checkpointer, recorder: Recorder, data_hash: str
+    program: Program, checkpointer: Checkpointer, recorder: Recorder, data_hash: str, origin: Saved | None
 ) -> tuple[Any, Meta]:
-    """The state to go on from: the newest good checkpoint's, or a fresh one if there is none at all."""
+    """The state to go on from: the newest good checkpoint's; if there is none at all, a fresh one, or `origin`'s
+    parameters with all else fresh."""
     started = time.perf_counter()
     restored = checkpointer.restore_newest(program.state)
     if restored is None:
-        state = program.init(program.initial_key())
-        meta = Meta(step=0, position=0, skipped=0, config=program.config.to_dict(), data_hash=data_hash)
+        config, began_with = program.config, None
+        if origin is None:
+            state = program.init(program.initial_key())
+        else:
+            state = program.adopt(restore_part(origin, program.state["params"]))
+            began_with = describe(config, origin)
+            recorder.adopted(began_with, time.perf_counter() - started)
+        meta = Meta(0, position=0, skipped=0, config=config.to_dict(), data_hash=data_hash, origin=began_with)
     else:
         state, meta = restored
         recorder.restored(meta.step, meta.position, time.perf_counter() - started)

@@ -44,6 +44,7 @@ class Program:
         state, batch, eval_batch: trees of `jax.ShapeDtypeStruct` with shardings; `batch` is one of `global_batch` rows.
         infos: the parameters' `ParameterInfo`, a tree like `state["params"]`.
         init: key -> state, straight into its shards.
+        adopt: params -> the state of a new run that begins with them; donates them.
         train_step: (state, batch, inputs) -> (state, metrics); donates the state. Compiled for each batch size.
         eval_step: (params, batch) -> metrics to add.
     """
@@ -56,6 +57,7 @@ class Program:
     batch: dict[str, jax.ShapeDtypeStruct]
     eval_batch: dict[str, jax.ShapeDtypeStruct]
     init: Jitted
+    adopt: Jitted
     train_step: Jitted
     eval_step: Jitted
 
@@ -142,6 +144,7 @@ def build(config: Config, devices: Sequence[jax.Device]) -> Program:
         batch=batch,
         eval_batch=eval_batch,
         init=on(lambda key: start(unbox(task.init(key))), out_shardings=shardings),
+        adopt=on(start, out_shardings=shardings, donate_argnums=0),
         train_step=on(train_step, out_shardings=(shardings, layout.replicated()), donate_argnums=0),
         eval_step=on(make_eval_step(task, cast), out_shardings=layout.replicated()),
     )

@@ -74,22 +74,23 @@ class Recorder:
             elif error is not None:
                 self._failed(error)
 
-    def open(self, program: Program, data_hash: str, step: int) -> None:
+    def open(self, program: Program, data_hash: str, step: int, origin: dict[str, Any] | None = None) -> None:
         """Starts to write: the resolved config, run.json, the log, the start-up table.
 
         `step` is that of the newest checkpoint, 0 for a new run; which one is really restored, its own event tells.
+        `origin` is what the run began with by `init_from`.
 
         Raises:
             ConfigError: another process trains in the directory, or it can't be written.
         """
         with self._writing():
-            self._open(program, data_hash, step)
+            self._open(program, data_hash, step, origin)
 
     def _writing(self) -> contextlib.AbstractContextManager[None]:
         remedy = "free some space or mend what is there, or choose another run_dir"
         return refusing_os_errors(f"run_dir={self._directory.path}", remedy)
 
-    def _open(self, program: Program, data_hash: str, step: int) -> None:
+    def _open(self, program: Program, data_hash: str, step: int, origin: dict[str, Any] | None) -> None:
         if self._first:
             self._claim = self._directory.claim()
         open_log(self._directory.path, self._process)
@@ -102,6 +103,8 @@ class Recorder:
         description = {"platform": devices[0].platform, "kind": devices[0].device_kind, "count": len(devices)}
         description |= {"processes": jax.process_count(), "mesh": dict(program.mesh.shape)}
         info = run_info(seed=self._config.seed, data_manifest_hash=data_hash, devices=description)
+        apart = self._config.checkpoint.dir
+        info |= {"checkpoint_dir": None if apart is None else str(apart.absolute()), "init_from": origin}
         write_json_atomically(self._directory.info, info)
         self._print_start(program, info)
 
@@ -125,6 +128,12 @@ class Recorder:
     def restored(self, step: int, position: int, seconds: float) -> None:
         """A checkpoint that was read back and verified."""
         self._event("restore", step=step, position=position, seconds=round(seconds, 3))
+
+    def adopted(self, origin: dict[str, Any], seconds: float) -> None:
+        """The parameters of another run that this one begins with."""
+        fields = {"run": origin["run"], "checkpoint": origin["checkpoint"], "step": origin["step"]}
+        self._event("init_from", **fields, seconds=round(seconds, 3))
+        self.message(f"begins with the parameters of {origin['checkpoint']}")
 
     def started(self, step: int, position: int) -> None:
         """Opens metrics, rows and progress after the state's last step and data position."""

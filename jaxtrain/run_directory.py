@@ -1,10 +1,7 @@
-"""The directory of a run: whether it may be used, and what it holds.
-
-A directory belongs to one config. The same config goes on with the run; another one is refused with the difference,
-unless only keys differ that may change.
-"""
+"""The directory of a run: the files that it holds."""
 
 import fcntl
+import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +10,7 @@ from typing import Any, TextIO
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from jaxtrain.checkpoint import Meta, list_checkpoints
-from jaxtrain.config import Config, difference, dump, format_differences
+from jaxtrain.config import Config, dump
 from jaxtrain.errors import ConfigError
 from jaxtrain.telemetry.jsonl import replace_file
 
@@ -78,6 +74,13 @@ class RunDirectory:
         except (OSError, YAMLError, TypeError, ValueError) as error:
             raise ConfigError(f"{self.config}: can't be read ({error}); choose another run_dir") from error
 
+    def saved_info(self) -> dict[str, Any]:
+        """What the last start wrote into `run.json`; nothing where that can't be read."""
+        try:
+            return dict(json.loads(self.info.read_text()))
+        except (OSError, ValueError, TypeError):
+            return {}
+
     def claim(self) -> TextIO:
         """Holds the directory against every other process until the file that is returned is closed.
 
@@ -102,28 +105,3 @@ class RunDirectory:
     def write_config(self, config: Config) -> None:
         """Records the resolved config."""
         replace_file(self.config, dump(config))
-
-
-def refuse_foreign_run(config: Config, directory: RunDirectory, newest: Meta | None) -> None:
-    """Raises unless `config` may start or go on in `directory`, whose newest checkpoint is `newest`.
-
-    Raises:
-        ConfigError: `resume: false` in a used directory; a config that differs in keys that may not change; checkpoints
-            without the run that they belong to.
-    """
-    if not config.resume:
-        used = directory.holds_a_run() or list_checkpoints(config.checkpoint_dir).steps
-        if used:
-            raise ConfigError(
-                f"run_dir={config.run_dir} already holds a run and resume is false; choose another run_dir, "
-                f"or set resume: true to go on with it"
-            )
-    saved = newest.config if newest is not None else directory.saved_config() if directory.holds_a_run() else None
-    if saved is None:
-        return
-    changed = [entry for entry in difference(saved, config) if not entry.may_change]
-    if changed:
-        raise ConfigError(
-            f"run_dir={config.run_dir} belongs to a run with another config; these keys may not change on resume:\n"
-            f"{format_differences(changed)}\nset them back, or choose another run_dir"
-        )

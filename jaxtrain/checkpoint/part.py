@@ -69,8 +69,8 @@ def restore_part(saved: Saved, abstract: Any, part: str = "params") -> Any:
     """
     if part not in saved.parts:
         raise ConfigError(f"{saved.path} has no {part}; it has {', '.join(saved.parts)}")
-    if problems := list(mismatches(saved.meta.arrays, array_types({part: abstract}), part)):
-        raise ConfigError("\n  ".join([f"{saved.path} has other {part} than this model:", *problems]))
+    if problems := list(mismatches(saved, abstract, part)):
+        raise ConfigError("\n".join(problems))
     try:
         path = state_path(saved.directory, saved.meta.step)
         restored = read_by_all(lambda: read_arrays(path, {part: abstract}, partial=True))
@@ -80,8 +80,16 @@ def restore_part(saved: Saved, abstract: Any, part: str = "params") -> Any:
     return restored[part]
 
 
-def mismatches(saved: Types, wanted: Types, part: str) -> Iterator[str]:
-    """A line for each array below `part` that one side lacks, with the nearest name, or has otherwise."""
+def mismatches(saved: Saved, abstract: Any, part: str = "params") -> Iterator[str]:
+    """A line for each array of `part` that one side lacks, with the nearest name, or has otherwise, below a headline;
+    nothing where all are the same."""
+    lines = list(_mismatches(saved.meta.arrays, array_types({part: abstract}), part))
+    if lines:
+        yield f"{saved.path} has other {part} than this model:"
+        yield from (f"  {line}" for line in lines)
+
+
+def _mismatches(saved: Types, wanted: Types, part: str) -> Iterator[str]:
     there = {name: kind for name, kind in saved.items() if name.startswith(f"{part}.")}
     missing, left = sorted(wanted.keys() - there.keys()), sorted(there.keys() - wanted.keys())
     for name in missing:

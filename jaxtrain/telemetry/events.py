@@ -21,6 +21,7 @@ class EventLog:
     | kind    | fields                                     |
     |---------|--------------------------------------------|
     | start   | `step`: last finished one (0: none), `steps`: planned ones |
+    | init_from | `run`, `checkpoint`, `step` of that run, `seconds` |
     | restore | `step`, `position`, `seconds`; none where a run begins |
     | compile | `what`, `seconds`                          |
     | save    | `step`, `seconds`                          |
