@@ -9,8 +9,24 @@ import jax
 import numpy as np
 
 from jaxtrain.data import Order, Table, host_batches
+from jaxtrain.errors import ConfigError
 from jaxtrain.models.task import Mergeable
 from jaxtrain.placement import Placement
+from jaxtrain.program import Program
+
+
+def refuse_unknown_metric(program: Program) -> None:
+    """Raises a ConfigError where `checkpoint.keep_best` judges by a metric that no evaluation of this task gives."""
+    best = program.config.checkpoint.keep_best
+    if best is None:
+        return
+    metrics = jax.eval_shape(program.eval_step, program.state["params"], program.eval_batch)
+    names = sorted(f"eval_{name}" for name in metrics)
+    if best.metric not in names:
+        raise ConfigError(
+            f"checkpoint.keep_best.metric={best.metric}: an evaluation of this model has no such metric; "
+            f"it has {', '.join(names)}"
+        )
 
 
 class Evaluator:

@@ -19,7 +19,7 @@ from jaxtrain.config import Config, check_steps, keys, value_at
 from jaxtrain.continuation import own_checkpoints, refuse_foreign_run
 from jaxtrain.data import ROW_IDS, RowOrder
 from jaxtrain.errors import CheckpointError, ConfigError, DataError, NonFiniteError, RunPaused, refusing_os_errors
-from jaxtrain.evaluation import Evaluator
+from jaxtrain.evaluation import Evaluator, refuse_unknown_metric
 from jaxtrain.norms import name_norms
 from jaxtrain.optimizer import weights
 from jaxtrain.origin import agree_on_origin, describe, find_origin, remarks
@@ -51,6 +51,7 @@ def run(config: Config, devices: Sequence[jax.Device], started: float | None = N
     """
     refuse_other_configs(config)
     program = build(config, devices)
+    refuse_unknown_metric(program)
     with distributed.together("open the data set"):
         data = open_data(config)
         refuse_other_fields(data, program.batch)

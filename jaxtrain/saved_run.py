@@ -8,7 +8,7 @@ from jaxtrain.config import Config, from_saved
 from jaxtrain.errors import ConfigError
 from jaxtrain.run_directory import RunDirectory
 
-_OF_THE_MACHINE = ("mesh", "sharding", "distributed", "microbatch", "compile_cache")
+_OF_THE_MACHINE = ("mesh", "sharding", "distributed", "microbatch", "compile_cache", "cpu_devices")
 """What a run's config says about where it ran; a reader elsewhere begins with the defaults."""
 
 

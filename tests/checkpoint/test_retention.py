@@ -11,6 +11,7 @@ import pytest
 from jaxtrain.checkpoint import Checkpointer, Meta, list_checkpoints
 from jaxtrain.checkpoint.retention import Kept, Retention, superfluous
 from jaxtrain.config import CheckpointConfig
+from jaxtrain.errors import ConfigError
 from jaxtrain.evaluation import Evaluator
 from tests.checkpoint.test_directory import make_checkpoint
 from tests.runs import (
@@ -133,6 +134,13 @@ def test_a_checkpoint_has_the_metrics_of_its_own_step_alone(tmp_path: Path, tiny
     assert saved[2] == saved[6] == {}
     for step, loss in losses.items():
         assert saved[step]["eval_loss"] == loss
+
+
+def test_a_metric_that_no_evaluation_gives_is_refused_with_those_there_are(tmp_path: Path, tiny_data: Path) -> None:
+    config = tiny_config(tmp_path, tiny_data, "eval.every=5", "checkpoint.keep_best={metric: eval_los}")
+    with pytest.raises(ConfigError, match=r"keep_best\.metric=eval_los: .*it has .*eval_loss"):
+        run_here(config)
+    assert not config.run_dir.exists()
 
 
 def state(value: float = 1.0) -> dict[str, Any]:
