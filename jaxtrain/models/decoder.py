@@ -6,6 +6,7 @@ activations through `constrain`; they know no mesh.
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from jaxtrain.config import DecoderConfig, RopeScaling
 from jaxtrain.models.layers import Residual, RMSNorm, with_axes
 from jaxtrain.models.parameters import constant, normal, parameter
 from jaxtrain.ops.attention import causal_attention
+from jaxtrain.ops.cached_attention import cached_attention
 from jaxtrain.ops.dropout import dropout
 from jaxtrain.ops.projection import enter, leave
 from jaxtrain.sharding import constrain
@@ -33,6 +35,21 @@ class DecoderContext:
     sine: Float[Array, "rows seq half_head_dim"]
     segments: Int[Array, "rows seq"]
     rows: Int[Array, " rows"]
+
+
+class KeysValues(NamedTuple):
+    """What attention remembers of the tokens of one layer: rotated keys, and values."""
+
+    keys: Float[Array, "rows slots kv_heads head_dim"]
+    values: Float[Array, "rows slots kv_heads head_dim"]
+
+
+class LayerCache(NamedTuple):
+    """What the one token of each row that is decoded sees: the slots from `first` on, before its own `slot`."""
+
+    remembered: KeysValues
+    first: Int[Array, " rows"]
+    slot: Int[Array, ""]
 
 
 class Attention(nnx.Module):
@@ -57,7 +74,10 @@ class Attention(nnx.Module):
             self.query_norm = RMSNorm(size, config.norm_epsilon, rngs=rngs)
             self.key_norm = RMSNorm(size, config.norm_epsilon, rngs=rngs)
 
-    def __call__(self, x: Residual, context: DecoderContext) -> Residual:
+    def __call__(
+        self, x: Residual, context: DecoderContext, cache: LayerCache | None = None
+    ) -> tuple[Residual, KeysValues]:
+        """What is added to `x`, and these tokens' keys and values; with a cache, `x` is one token of each row."""
         config = self.config
         q, k, v = enter(x, *(with_axes(each) for each in (self.query, self.key, self.value)))
         if config.bias != "none":
@@ -69,11 +89,14 @@ class Attention(nnx.Module):
             q, k = self.query_norm(q), self.key_norm(k)
         q, k = rotate(q, context), rotate(k, context)
         q, k, v = checkpoint_name(q, "query"), checkpoint_name(k, "key"), checkpoint_name(v, "value")
-        mixed = causal_attention(q, k, v, context.segments, config.window)
+        if cache is None:
+            mixed = causal_attention(q, k, v, context.segments, config.window)
+        else:
+            mixed = cached_attention(q, k, v, *cache.remembered, cache.first, cache.slot, config.window)
         mixed = constrain(mixed, "batch", "seq", "heads", "head_dim")
         y = leave(mixed, *with_axes(self.output))
         y = y + self.output_bias[...] if config.bias == "all" else y
-        return constrain(y, "batch", "residual_seq", "embed")
+        return constrain(y, "batch", "residual_seq", "embed"), KeysValues(k, v)
 
 
 class GatedMLP(nnx.Module):
@@ -114,10 +137,13 @@ class DecoderLayer(nnx.Module):
         self.mlp_norm = RMSNorm(config.embed, config.norm_epsilon, rngs=rngs)
         self.mlp = GatedMLP(config, rngs=rngs)
 
-    def __call__(self, x: Residual, context: DecoderContext, key: Key[Array, ""] | None) -> Residual:
-        attended = self.attention(self.attention_norm(x), context)
+    def __call__(
+        self, x: Residual, context: DecoderContext, key: Key[Array, ""] | None, cache: LayerCache | None = None
+    ) -> tuple[Residual, KeysValues]:
+        """The next residual, and what attention would remember of these tokens."""
+        attended, remembered = self.attention(self.attention_norm(x), context, cache)
         x = checkpoint_name(x + self._drop(attended, context, key, ATTENTION_SITE), "residual")
-        return x + self._drop(self.mlp(self.mlp_norm(x)), context, key, MLP_SITE)
+        return x + self._drop(self.mlp(self.mlp_norm(x)), context, key, MLP_SITE), remembered
 
     def _drop(self, y: Residual, context: DecoderContext, key: Key[Array, ""] | None, site: int) -> Residual:
         return y if key is None else dropout(y, self.config.dropout, key, site, context.rows)

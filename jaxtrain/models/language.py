@@ -10,7 +10,14 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from jaxtrain.config import DecoderConfig
-from jaxtrain.models.decoder import EMBED_SITE, DecoderContext, DecoderLayer, rotary_angles
+from jaxtrain.models.decoder import (
+    EMBED_SITE,
+    DecoderContext,
+    DecoderLayer,
+    KeysValues,
+    LayerCache,
+    rotary_angles,
+)
 from jaxtrain.models.layers import RMSNorm
 from jaxtrain.models.parameters import graph_of, normal, parameter, parameters_of, stack
 from jaxtrain.models.remat import KEEP_ALL, Remat
@@ -30,6 +37,7 @@ from jaxtrain.models.task import (
 from jaxtrain.ops.cross_entropy import CrossEntropySettings, cross_entropy
 from jaxtrain.ops.dropout import dropout
 from jaxtrain.ops.embedding import embed
+from jaxtrain.sharding import constrain
 
 
 class _Embedding(nnx.Module):
@@ -51,7 +59,7 @@ jax.tree_util.register_dataclass(DecoderContext, ["cosine", "sine", "segments", 
 
 @dataclass(frozen=True)
 class LanguageTask:
-    """Next-token prediction on packed rows of `sequence` tokens. A `Staged` task.
+    """Next-token prediction on packed rows of `sequence` tokens. A `Staged` task, and a `Generative` one.
 
     A batch holds tokens, targets, segments, positions (i32[rows, seq]; segment 0 is padding) and weights
     (f32[rows, seq]; 0: the target isn't counted).
@@ -106,17 +114,68 @@ class LanguageTask:
     def layer(
         self, params: Params, carry: Float[Array, "rows seq embed"], context: DecoderContext, key: Key[Array, ""] | None
     ) -> tuple[Float[Array, "rows seq embed"], Sums]:
-        return nnx.merge(self._layer_graph, nnx.State(params))(carry, context, key), {}
+        return self._layer(params)(carry, context, key)[0], {}
 
     def head(self, params: Params, carry: Float[Array, "rows seq embed"], batch: Batch) -> Sums:
         return {"cross_entropy": self._cross_entropy(params, carry, batch, self._settings)}
 
+    def prefill(
+        self, params: Params, tokens: Int[Array, "rows prompt"], first: Int[Array, " rows"], slots: int
+    ) -> tuple[Float[Array, "rows vocab"], KeysValues]:
+        place = jnp.arange(tokens.shape[1])
+        inside = place >= first[:, None]
+        batch = {"tokens": tokens, "positions": jnp.where(inside, place - first[:, None], 0), "row": first}
+        context = self.context({**batch, "segments": inside.astype(jnp.int32)})
+
+        def layer(x: Array, params: Params) -> tuple[Array, KeysValues]:
+            return self._layer(params)(x, context, None)
+
+        x, remembered = jax.lax.scan(layer, self.embed(params, batch, None), params["layers"])
+        free = slots - tokens.shape[1]
+        cache = jax.tree.map(lambda kept: jnp.pad(kept, [(0, 0), (0, 0), (0, free), (0, 0), (0, 0)]), remembered)
+        return self._logits(params, x[:, -1]), _constrain_cache(cache)
+
+    def decode(
+        self,
+        params: Params,
+        tokens: Int[Array, " rows"],
+        first: Int[Array, " rows"],
+        slot: Int[Array, ""],
+        cache: KeysValues,
+    ) -> tuple[Float[Array, "rows vocab"], KeysValues]:
+        batch = {"tokens": tokens[:, None], "positions": (slot - first)[:, None], "row": first}
+        context = self.context({**batch, "segments": jnp.ones_like(batch["tokens"])})
+
+        def layer(x: Array, of_layer: tuple[Params, KeysValues]) -> tuple[Array, KeysValues]:
+            params, remembered = of_layer
+            return self._layer(params)(x, context, None, LayerCache(remembered, first, slot))
+
+        x, new = jax.lax.scan(layer, self.embed(params, batch, None), (params["layers"], cache))
+        cache = jax.tree.map(lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, slot, axis=2), cache, new)
+        return self._logits(params, x[:, 0]), _constrain_cache(cache)
+
+    def _layer(self, params: Params) -> DecoderLayer:
+        return nnx.merge(self._layer_graph, nnx.State(params))
+
+    def _logits(self, params: Params, x: Float[Array, "rows embed"]) -> Float[Array, "rows vocab"]:
+        x, projection = self._before_logits(params, x)
+        logits = jnp.matmul(x, projection.astype(x.dtype), preferred_element_type=jnp.float32)
+        cap = self.config.logit_softcap
+        return constrain(logits if cap is None else cap * jnp.tanh(logits / cap), "batch", "vocab")
+
     def _cross_entropy(
         self, params: Params, x: Float[Array, "rows seq embed"], batch: Batch, settings: CrossEntropySettings
     ) -> Float[Array, ""]:
+        x, projection = self._before_logits(params, x)
+        return cross_entropy(x, projection, batch["targets"], batch["weights"], settings)
+
+    def _before_logits(
+        self, params: Params, x: Float[Array, "... embed"]
+    ) -> tuple[Float[Array, "... embed"], Float[Array, "embed vocab"]]:
+        """The two factors of the logits."""
         head = nnx.merge(self._head_graph, nnx.State(params["head"]))
         projection = params["embed"]["table"].T if self.config.tied_embeddings else head.projection[...]
-        return cross_entropy(head.norm(x), projection, batch["targets"], batch["weights"], settings)
+        return head.norm(x), projection
 
     @cached_property
     def _settings(self) -> CrossEntropySettings:
@@ -169,3 +228,7 @@ class LanguageTask:
             }
         )
         return replace(self, config=small, sequence=64)
+
+
+def _constrain_cache(cache: KeysValues) -> KeysValues:
+    return KeysValues(*(constrain(kept, "layers", "batch", "seq", "kv_heads", "head_dim") for kept in cache))

@@ -26,6 +26,9 @@ Sums = dict[str, Float[Array, ""]]
 
 Denominators = dict[str, Float[Array, ""]]
 
+Cache = Any
+"""What a model remembers of the tokens that it has read: arrays whose size doesn't grow while it decodes."""
+
 Carry = Any
 """What flows from layer to layer, and between pipeline stages: arrays of [rows, …]."""
 
@@ -164,6 +167,40 @@ class Staged(Task, Protocol):
     @abstractmethod
     def head(self, params: Params, carry: Carry, batch: Batch) -> Sums:
         """Sums over these rows from `params["head"]` (and `params["embed"]` where tied)."""
+        ...
+
+
+@runtime_checkable
+class Generative(Task, Protocol):
+    """A task that can go on with rows of tokens, one token of each row at a time.
+
+    Rows of different lengths end in the same slot: row r holds tokens in the slots from `first[r]` on, and what lies
+    before them must not matter. So a row is continued as it would be alone.
+    """
+
+    @property
+    @abstractmethod
+    def sequence(self) -> int:
+        """The most tokens that a row had in training."""
+        ...
+
+    @abstractmethod
+    def prefill(
+        self, params: Params, tokens: Int[Array, "rows prompt"], first: Int[Array, " rows"], slots: int
+    ) -> tuple[Float[Array, "rows vocab"], Cache]:
+        """Reads the prompts: the logits (float32) of what follows, and a cache with room for `slots` tokens a row."""
+        ...
+
+    @abstractmethod
+    def decode(
+        self,
+        params: Params,
+        tokens: Int[Array, " rows"],
+        first: Int[Array, " rows"],
+        slot: Int[Array, ""],
+        cache: Cache,
+    ) -> tuple[Float[Array, "rows vocab"], Cache]:
+        """Reads one more token of each row, which stands at `slot`: the logits of what follows, and the new cache."""
         ...
 
 

@@ -17,9 +17,9 @@ def embed(
 
     The table is float32, vocab over `tensor`, embed over `fsdp`; nobody gathers it. The ids are gathered over `fsdp`
     instead: each device looks up its part of every row, and one all-to-all gives each device its own rows whole. Each
-    tensor shard looks up the ids that it holds; the sum over shards leaves the sequence split over `tensor`. So what
-    travels is as large as the device's part of the residual, where the table may be many times that. The gradient is
-    added up in float32. The ids must lie in [0, vocab): the data pipeline has checked them.
+    tensor shard looks up the ids that it holds; the sum over shards leaves the sequence split over `tensor` where the
+    layout splits it. So what travels is as large as the device's part of the residual, where the table may be many
+    times that. The gradient is added up in float32. The ids must lie in [0, vocab): the data pipeline has checked them.
     """
     layout = current_layout()
     if layout is None or layout.mesh.size == 1:
@@ -30,20 +30,23 @@ def embed(
 def _embed_on_mesh(table: Array, ids: Array, dtype: jnp.dtype, layout: Layout) -> Array:
     fsdp, tensor = layout.split_axes("fsdp"), layout.split_axes("tensor")
     batch = layout.split_axes(*BATCH_AXES)
+    sequence = tensor if "tensor" in layout.activation_rules["residual_seq"] else ()
 
     def local(table: Array, ids: Array) -> Array:
         if fsdp:
             ids = jax.lax.all_gather(ids, fsdp, axis=0, tiled=True)
         rows = _rows_of_shard(table, ids, dtype, tensor)
-        if tensor:
-            rows = jax.lax.psum_scatter(rows, tensor, scatter_dimension=1, tiled=True)
+        if sequence:
+            rows = jax.lax.psum_scatter(rows, sequence, scatter_dimension=1, tiled=True)
+        elif tensor:
+            rows = jax.lax.psum(rows, tensor)
         return jax.lax.all_to_all(rows, fsdp, split_axis=0, concat_axis=2, tiled=True) if fsdp else rows
 
     return jax.shard_map(
         local,
         mesh=layout.mesh,
         in_specs=(PartitionSpec(tensor or None, fsdp or None), PartitionSpec(batch or None)),
-        out_specs=PartitionSpec(batch or None, tensor or None),
+        out_specs=PartitionSpec(batch or None, sequence or None),
         check_vma=False,
     )(table, ids)
 

@@ -44,6 +44,10 @@ class Layout:
         platform: str = self.mesh.devices.flat[0].platform
         return "gpu" if platform == "cuda" else platform
 
+    def for_decoding(self) -> "Layout":
+        """The same for programs that decode token by token: a sequence of one can't be split."""
+        return Layout(self.mesh, self.parameter_rules, {**self.activation_rules, "seq": (), "residual_seq": ()})
+
     def size(self, *mesh_axes: str) -> int:
         """How many devices the given mesh axes span."""
         product = 1
