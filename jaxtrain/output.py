@@ -4,7 +4,21 @@ import contextlib
 import io
 import os
 import sys
+from collections.abc import Collection, Sequence
 from typing import TextIO
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
+    """Rows of text as columns two spaces apart, as wide as they need; the columns numbered in `right` end together."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            text.rjust(width) if i in right else text.ljust(width)
+            for i, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines) + "\n"
 
 
 class _Optional(io.TextIOWrapper):

@@ -4,6 +4,7 @@ import hashlib
 import math
 import os
 import platform
+import sys
 from pathlib import Path
 
 from jaxtrain.config import Config, MeshConfig
@@ -19,7 +20,7 @@ def xla_flags(config: Config) -> list[str]:
 
 
 def configure(config: Config) -> None:
-    """Sets the environment for JAX; call it before jax is imported. What the user has set in XLA_FLAGS stays."""
+    """Sets the environment for JAX; call it before a device is used. What the user has set in XLA_FLAGS stays."""
     present = os.environ.get("XLA_FLAGS", "").split()
     added = [flag for flag in xla_flags(config) if flag not in present]
     if present or added:
@@ -28,6 +29,7 @@ def configure(config: Config) -> None:
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = str(config.compile_cache is not None).lower()
     if config.compile_cache is not None:
         _share_compile_cache(config.compile_cache)
+        _tell_jax_where()
 
 
 def _divide_the_processor(config: Config) -> None:
@@ -60,6 +62,13 @@ def _share_compile_cache(root: Path) -> None:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(directory)
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+
+def _tell_jax_where() -> None:
+    """For commands that need JAX to read their config: it has read the environment already, and found no cache."""
+    if "jax" in sys.modules and (jax := sys.modules["jax"]).config.jax_compilation_cache_dir is None:
+        for name in ("COMPILATION_CACHE_DIR", "PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"):
+            jax.config.update(f"jax_{name.lower()}", os.environ[f"JAX_{name}"])
 
 
 def _processor() -> str:

@@ -1,0 +1,102 @@
+"""What all commands that compute have in common: how they begin, how they end, and how they say what went wrong."""
+
+import argparse
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from jaxtrain.errors import (
+    EXIT_COMPLETE,
+    EXIT_CRASHED,
+    EXIT_INTERRUPTED,
+    ConfigError,
+    JaxtrainError,
+    RunPaused,
+    first_line,
+)
+
+if TYPE_CHECKING:
+    import jax
+
+    from jaxtrain.config import Config
+
+
+class Parser(argparse.ArgumentParser):
+    """A command line whose faults are errors as all others are: one line, exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises ConfigError."""
+        raise ConfigError(f"{self.prog}: {message}; --help tells what there is")
+
+
+def exit_code(work: Callable[[], None], when_interrupted: str = "interrupted") -> int:
+    """Does the work of a command; returns its exit code (`jaxtrain.errors`), having said what went wrong if it isn't 0.
+
+    Args:
+        when_interrupted: what to say after Ctrl-C.
+    """
+    try:
+        work()
+        return EXIT_COMPLETE
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{when_interrupted}\n")
+        return _after_a_farewell(EXIT_INTERRUPTED)
+    except RunPaused as pause:
+        return _after_a_farewell(pause.exit_code)
+    except JaxtrainError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return _after_a_farewell(error.exit_code)
+    except Exception:
+        traceback.print_exc()
+        return _after_a_farewell(EXIT_CRASHED)
+
+
+def join(config: "Config") -> Sequence["jax.Device"]:
+    """Sets JAX up as the config says and joins the other processes where there are any; returns all devices.
+
+    Raises:
+        ConfigError: JAX_PLATFORMS asks for devices that aren't there.
+        MissingWorkerError: not all processes came together.
+    """
+    from jaxtrain import runtime
+
+    runtime.configure(config)
+    import jax
+
+    from jaxtrain import distributed
+
+    distributed.initialize(config.distributed)
+    try:
+        return list(jax.devices())
+    except (RuntimeError, AssertionError) as error:
+        platforms = os.environ.get("JAX_PLATFORMS")
+        if not platforms:
+            raise
+        raise ConfigError(
+            f"JAX_PLATFORMS={platforms}: JAX finds no such device ({first_line(error)}); "
+            f"unset it, or install what it needs"
+        ) from error
+
+
+def _after_a_farewell(code: int) -> int:
+    """`code`, once the other processes had a moment to say that they fail too."""
+    distributed = sys.modules.get("jaxtrain.distributed")
+    if distributed is not None:
+        distributed.farewell()
+    return code
+
+
+def leave(code: int) -> NoReturn:
+    """Ends this process with `code`, and a failed one at once.
+
+    A thread of a library may still wait, such as Orbax's for the rest of a save that failed: nobody must wait for it.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    if code == EXIT_COMPLETE:
+        sys.exit(code)
+    os._exit(code)
