@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -20,8 +20,12 @@ def refuse_unknown_metric(program: Program) -> None:
     best = program.config.checkpoint.keep_best
     if best is None:
         return
+    config = program.config
     metrics = jax.eval_shape(program.eval_step, program.state["params"], program.eval_batch)
-    names = sorted(f"eval_{name}" for name in metrics)
+    every = [*metrics, *(f"{given}_{name}" for given in config.eval.sets for name in metrics)]
+    if config.ema is not None and config.ema.evaluate:
+        every += [f"ema_{name}" for name in every]
+    names = sorted(f"eval_{name}" for name in every)
     if best.metric not in names:
         raise ConfigError(
             f"checkpoint.keep_best.metric={best.metric}: an evaluation of this model has no such metric; "
@@ -45,7 +49,11 @@ class Evaluator:
         self._prefetch = prefetch
 
     def __call__(self, params: Any) -> dict[str, float]:
-        """The final value of each metric; sums over batches are float64, on the host, one batch late."""
+        """The final value of each metric."""
+        return {name: metric.result() for name, metric in self.totals(params).items()}
+
+    def totals(self, params: Any) -> dict[str, Mergeable]:
+        """Each metric over all rows; sums over batches are float64, on the host, one batch late."""
         order = Order(rows=len(self._source), seed=0, shuffle=False, epochs=1)
         results: deque[dict[str, Mergeable]] = deque()
         total: dict[str, Mergeable] | None = None
@@ -63,4 +71,19 @@ class Evaluator:
                     add_oldest()
         add_oldest()
         assert total is not None
-        return {name: metric.result() for name, metric in total.items()}
+        return total
+
+
+class Evaluations:
+    """The held-out rows and named sets, one after the other: the metrics of a set are called NAME_METRIC."""
+
+    def __init__(self, held_out: Evaluator, sets: Mapping[str, Evaluator]):
+        self._held_out = held_out
+        self._sets = sets
+
+    def __call__(self, params: Any) -> dict[str, float]:
+        """The final value of each metric of each."""
+        values = self._held_out(params)
+        for name, evaluate in self._sets.items():
+            values |= {f"{name}_{metric}": value for metric, value in evaluate(params).items()}
+        return values

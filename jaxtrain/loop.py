@@ -1,6 +1,7 @@
 """One run's story: build, open the data, restore or initialise, compile, train to the goal, save."""
 
 import contextlib
+import functools
 import math
 import time
 import zlib
@@ -19,7 +20,7 @@ from jaxtrain.config import Config, check_steps, keys, value_at
 from jaxtrain.continuation import own_checkpoints, refuse_foreign_run
 from jaxtrain.data import ROW_IDS, RowOrder
 from jaxtrain.errors import CheckpointError, ConfigError, DataError, NonFiniteError, RunPaused, refusing_os_errors
-from jaxtrain.evaluation import Evaluator, refuse_unknown_metric
+from jaxtrain.evaluation import Evaluations, Evaluator, refuse_unknown_metric
 from jaxtrain.norms import name_norms
 from jaxtrain.optimizer import weights
 from jaxtrain.origin import agree_on_origin, describe, find_origin, remarks
@@ -170,6 +171,9 @@ def refuse_other_data(data: TrainingData, newest: Meta | None) -> None:
         )
     if not distributed.same_everywhere(int(data.hash[:12], 16)):
         raise ConfigError(f"{data.where}: the processes see different data sets; give all of them the same files")
+    sets = {name: given.hash for name, given in data.eval_sets.items()}
+    if not distributed.same_everywhere(zlib.crc32(repr(sets).encode())):
+        raise ConfigError(f"eval.sets: the processes see different data sets (here: {', '.join(sets) or 'none'})")
 
 
 @dataclass(frozen=True)
@@ -278,10 +282,15 @@ class Training:
         self._evaluated: tuple[int, dict[str, float]] = (0, {})
         self._evaluate = None
         if data.held_out is not None:
-            placement = Placement(program.eval_batch)
-            self._evaluate = Evaluator(
-                compiled.eval_step, placement, data.held_out, config.eval_batch, config.data.prefetch
+            evaluator = functools.partial(
+                Evaluator,
+                compiled.eval_step,
+                Placement(program.eval_batch),
+                rows=config.eval_batch,
+                prefetch=config.data.prefetch,
             )
+            sets = {name: evaluator(source=given.table) for name, given in data.eval_sets.items()}
+            self._evaluate = Evaluations(evaluator(source=data.held_out), sets)
         self._batches = RunBatches(config.batches, data, self._places, meta.position, config.data)
 
     def run(self) -> None:

@@ -21,10 +21,30 @@ def find_checkpoint(run: str) -> Saved:
         ConfigError: no such run, or no such step: those that are there are named.
         CheckpointError: the checkpoint can't be read.
     """
+    path, step = existing_run(run)
+    return open_saved(checkpoints_of(path), step)
+
+
+def find_checkpoints(run: str) -> list[Saved]:
+    """As `find_checkpoint`; `RUN@all` means every complete checkpoint, rising."""
+    name, _, steps = run.rpartition("@")
+    if steps != "all" or Path(run).expanduser().is_dir():
+        return [find_checkpoint(run)]
+    newest = find_checkpoint(name)
+    steps_there = list_checkpoints(newest.directory).steps
+    return [open_saved(newest.directory, step) for step in sorted(steps_there)]
+
+
+def existing_run(run: str) -> tuple[Path, int | None]:
+    """RUN and STEP as `split_step` has them.
+
+    Raises:
+        ConfigError: RUN is no directory.
+    """
     path, step = split_step(run)
     if not path.is_dir():
         raise ConfigError(f"{run}: no such directory; give a run directory, or RUN@STEP for one of its steps")
-    return open_saved(checkpoints_of(path), step)
+    return path, step
 
 
 def split_step(run: str) -> tuple[Path, int | None]:

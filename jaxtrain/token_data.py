@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 from jaxtrain.config import Config, MixtureDataConfig, TokenDataConfig, TokenRowsConfig
 from jaxtrain.data import (
@@ -19,6 +20,7 @@ from jaxtrain.data import (
     open_dataset,
 )
 from jaxtrain.data.best_fit import VERSION as BEST_FIT_VERSION
+from jaxtrain.data.manifest import parse_manifest
 from jaxtrain.errors import ConfigError
 
 
@@ -73,6 +75,48 @@ def open_mixture(data: MixtureDataConfig, config: Config) -> TokenData:
     identities = {name: _identity(dataset, data) for name, dataset in datasets.items()}
     tables = Tables(MixtureTable(train), MixtureTable(held_out) if held_out else None, mixture_hash(identities, stages))
     return TokenData(tables, order, _mixture_summary(train, stages, order, config))
+
+
+@dataclass(frozen=True)
+class EvalSet:
+    """A data set of `eval.sets`.
+
+    Attributes:
+        table: its held-out documents, or all of one that holds none out.
+        hash: of the content.
+    """
+
+    table: RowTable
+    hash: str
+
+
+def open_eval_sets(data: TokenRowsConfig, config: Config) -> dict[str, EvalSet]:
+    """The data sets of `eval.sets`, by name, in rows as those that are trained on.
+
+    Raises:
+        ConfigError: one is missing, or was made with another tokenizer than the data.
+        DataError: one is damaged, or holds nothing.
+    """
+    home = directories(data)[0]
+    found = {}
+    for name, directory in config.eval.sets.own_keys.items():
+        dataset, own = open_dataset(directory), parse_manifest(home)[0].tokenizer
+        if dataset.manifest.tokenizer.sha256 != own.sha256:
+            raise ConfigError(
+                f"eval.sets.{name}={directory} was made with another tokenizer than the data in {home}; "
+                f"prepare it again with --tokenizer {home / own.file}"
+            )
+        split = "held_out" if _holds_out(dataset) else "train"
+        found[name] = EvalSet(_table(dataset, split, data, config), f"{_identity(dataset, data)} {split}")
+    return found
+
+
+def directories(data: TokenRowsConfig) -> list[Path]:
+    """The prepared data sets that are trained on; all have one tokenizer."""
+    if isinstance(data, MixtureDataConfig):
+        return [component.dir for component in data.mixture.values()]
+    assert isinstance(data, TokenDataConfig), "there is no other kind"
+    return [data.dir]
 
 
 def mixture_hash(identities: dict[str, str], stages: list[Stage]) -> str:

@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from jaxtrain.config import Config, DigitsDataConfig, MixtureDataConfig, OwnDataConfig, TokenDataConfig
+from jaxtrain.config import Config, DigitsDataConfig, MixtureDataConfig, OwnDataConfig, TokenDataConfig, TokenRowsConfig
 from jaxtrain.data import (
     FILLER,
     MixtureTable,
@@ -21,7 +21,7 @@ from jaxtrain.data import (
 from jaxtrain.data.arrays import rows_of
 from jaxtrain.errors import ConfigError
 from jaxtrain.target import call_target
-from jaxtrain.token_data import open_mixture, open_tokens
+from jaxtrain.token_data import EvalSet, open_eval_sets, open_mixture, open_tokens
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class TrainingData:
         hash: of the content; the same data give the same hash.
         held_out: the rows for evaluation, where the config asks for one.
         summary: what a person should know of the rows, in lines; perhaps none.
+        eval_sets: more of them, by name.
     """
 
     where: str
@@ -43,6 +44,7 @@ class TrainingData:
     hash: str
     held_out: Table | None
     summary: str = ""
+    eval_sets: Mapping[str, EvalSet] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -76,8 +78,10 @@ def open_data(config: Config) -> TrainingData:
             f"eval.every={config.eval.every}, but {where} holds nothing out to evaluate on; set eval.every=0"
         )
     order = order or Order(len(tables.train), config.seed, data.shuffle, data.epochs)
-    held_out = tables.held_out if config.eval.every else None
-    return TrainingData(where, tables.train, order, tables.hash, held_out, summary)
+    if not config.eval.every:
+        return TrainingData(where, tables.train, order, tables.hash, None, summary)
+    eval_sets = open_eval_sets(data, config) if isinstance(data, TokenRowsConfig) else {}
+    return TrainingData(where, tables.train, order, tables.hash, tables.held_out, summary, eval_sets)
 
 
 def _open_own(data: OwnDataConfig, config: Config) -> Tables:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict
 
@@ -112,6 +112,8 @@ class OpenSection(Section):
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Annotated[Any, AfterValidator(_plain)]]
+    own_keys_may_change: ClassVar[bool] = False
+    """Whether a resumed run may have other ones than it began with."""
 
     @property
     def own_keys(self) -> dict[str, Any]:

@@ -51,6 +51,7 @@ def check(config: Config, origins: Mapping[str, str] | None = None) -> None:
         *_mesh(config.mesh),
         *_data(config),
         *_checkpoint(config),
+        *_eval_sets(config),
         *_distributed(config),
         *_layout(config, sizes),
     ]
@@ -282,6 +283,16 @@ def _mesh(mesh: MeshConfig) -> Iterator[Problem]:
     open_axes = tuple(f"mesh.{axis}" for axis, size in mesh if size == -1 and axis not in UNSUPPORTED_AXES)
     if len(open_axes) > 1:
         yield Problem(open_axes, f"{' and '.join(f'{axis}=-1' for axis in open_axes)}: only one axis may be -1")
+
+
+def _eval_sets(config: Config) -> Iterator[Problem]:
+    if config.eval.sets.own_keys and not isinstance(config.data, TokenRowsConfig):
+        keys = tuple(f"eval.sets.{name}" for name in config.eval.sets.own_keys)
+        yield Problem(
+            (*keys, "data.kind"),
+            f"{', '.join(keys)}: prepared data sets are for data.kind=tokens, not {config.data.kind}; "
+            "leave eval.sets out",
+        )
 
 
 def _data(config: Config) -> Iterator[Problem]:

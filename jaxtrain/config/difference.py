@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxtrain.config.schema import Config
-from jaxtrain.config.tree import key_at
+from jaxtrain.config.tree import key_at, own_key_may_change
 
 ABSENT = "(absent)"
 
@@ -55,7 +55,7 @@ def _differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str) 
         elif before == ABSENT and isinstance(after, Mapping):
             yield from _differences({}, after, f"{path}.")
         elif before != after:
-            yield Difference(path, before, after, known is not None and known.may_change)
+            yield Difference(path, before, after, own_key_may_change(path) if known is None else known.may_change)
 
 
 def _shown(value: Any) -> str:

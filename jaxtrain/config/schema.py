@@ -6,13 +6,25 @@ in `checks.py`. Keys, defaults and descriptions are published as JSON schema by 
 """
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import PrivateAttr, Strict
+from pydantic import PrivateAttr, Strict, model_validator
 
-from jaxtrain.config.base import Address, Count, LocalPath, Names, RunName, Seconds, Section, section, setting
+from jaxtrain.config.base import (
+    Address,
+    Count,
+    LocalPath,
+    Names,
+    OpenSection,
+    RunName,
+    Seconds,
+    Section,
+    section,
+    setting,
+)
 from jaxtrain.config.batches import BatchPlan
 from jaxtrain.config.data import DataConfig, OwnDataConfig, TokenDataConfig, TokenRowsConfig
 from jaxtrain.config.model import DecoderConfig, ModelConfig, OwnModelConfig
@@ -52,6 +64,23 @@ class RampPart(Section):
     global_batch: Count = setting(..., "Examples per update.", gt=0)
 
 
+class EvalSets(OpenSection):
+    """Data sets to evaluate on beside the held-out documents: a name of one's own, and the directory."""
+
+    __pydantic_extra__: dict[str, LocalPath]
+    own_keys_may_change = True
+
+    @model_validator(mode="after")
+    def _named_well(self) -> Self:
+        for name in self.own_keys:
+            if not re.fullmatch("[a-z][a-z0-9_]*", name) or name == "held_out" or name.startswith("ema"):
+                raise ValueError(
+                    f"holds the name {name}; a name has small letters, digits and _, "
+                    f"is not held_out and doesn't begin with ema"
+                )
+        return self
+
+
 class EvalConfig(Section):
     """Evaluation on the held-out documents during the run."""
 
@@ -59,6 +88,7 @@ class EvalConfig(Section):
         0, "Steps between evaluations, and one after the final step; 0: none.", may_change=True, ge=0
     )
     batch: Count | None = setting(None, "Examples evaluated at a time; null: global_batch.", may_change=True, gt=0)
+    sets: EvalSets = section(EvalSets, "More data sets to evaluate on, by name: the metrics are called eval_NAME_loss.")
 
 
 class KeepBestConfig(Section):

@@ -84,6 +84,12 @@ def belongs_to_own_code(path: str) -> bool:
     return False
 
 
+def own_key_may_change(path: str) -> bool:
+    """Whether a resumed run may have another value of a key that the schema doesn't list."""
+    section = path.rpartition(".")[0]
+    return any(issubclass(cls, OpenSection) and cls.own_keys_may_change for cls in variants_at(section).classes)
+
+
 def variants_of(field: FieldInfo) -> Variants:
     """The section classes that a field can hold."""
     tag = field.discriminator if isinstance(field.discriminator, str) else None

@@ -26,6 +26,7 @@ def test_the_same_config_has_no_difference() -> None:
         ({"model": {"loss": {"chunk": 1}}}, Difference("model.loss.chunk", 2048, 1, may_change=True)),
         ({"model": {"loss": {"z": 0.5}}}, Difference("model.loss.z", 0.0, 0.5, may_change=False)),
         ({"model": {"window": 8}}, Difference("model.window", None, 8, may_change=False)),
+        ({"eval": {"sets": {"wiki": "d"}}}, Difference("eval.sets.wiki", ABSENT, "d", may_change=True)),
     ],
 )
 def test_a_changed_key_is_found_and_knows_whether_it_may_change(sections: dict[str, Any], expected: Difference) -> None:
