@@ -66,6 +66,10 @@ class Program:
         """The mesh of all devices."""
         return self.layout.mesh
 
+    def jit(self, function: Callable[..., Any], layout: Layout | None = None, **options: Any) -> Jitted:
+        """Another function jitted as these are: with the layout, or one like it, and the matrix products' precision."""
+        return _on(layout or self.layout, MATMUL_PRECISION[self.config.precision], function, **options)
+
     def batch_of(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
         """A batch of another size than `global_batch`, as a part of the ramp has it."""
         return _abstract_batch(self.task, rows, self.layout)

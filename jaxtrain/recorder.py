@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 import jax
 from rich.console import Console
 
-from jaxtrain.config import Config, dump
+from jaxtrain.config import Config, TokenDataConfig, dump
+from jaxtrain.data.vocabulary import keep_vocabulary
 from jaxtrain.errors import EXIT_COMPLETE, EXIT_CRASHED, EXIT_INTERRUPTED, JaxtrainError, RunPaused, refusing_os_errors
 from jaxtrain.models.parameters import count_parameters
 from jaxtrain.program import Program
@@ -99,6 +100,8 @@ class Recorder:
         self._events = EventLog(self._directory.events)
         self._event("start", step=step, steps=self._total)
         self._directory.write_config(self._config)
+        if isinstance(self._config.data, TokenDataConfig):
+            keep_vocabulary(self._config.data.dir, self._directory.tokenizer)
         devices = list(program.mesh.devices.flat)
         description = {"platform": devices[0].platform, "kind": devices[0].device_kind, "count": len(devices)}
         description |= {"processes": jax.process_count(), "mesh": dict(program.mesh.shape)}

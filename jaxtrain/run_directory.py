@@ -51,6 +51,11 @@ class RunDirectory:
     def info(self) -> Path:
         return self.path / "run.json"
 
+    @property
+    def tokenizer(self) -> Path:
+        """A folder with the tokenizer of the data, so that a model can be talked to where they are not."""
+        return self.path / "tokenizer"
+
     def rows(self, process: int) -> Path:
         """Which rows each step of this process consumed."""
         return self.path / f"rows-{process}.jsonl"

@@ -75,6 +75,11 @@ class LanguageTask:
         """Layers that a pipeline can distribute."""
         return self.config.layers
 
+    @property
+    def vocab(self) -> int:
+        """Rows of the embedding."""
+        return self.config.vocab
+
     def init(self, key: Key[Array, ""]) -> Any:
         """{"embed", "layers" (stacked), "head"}; each part's key is folded from its place, not drawn in order."""
         part = {name: jax.random.fold_in(key, i) for i, name in enumerate(("embed", "layers", "head"))}

@@ -184,6 +184,12 @@ class Generative(Task, Protocol):
         """The most tokens that a row had in training."""
         ...
 
+    @property
+    @abstractmethod
+    def vocab(self) -> int:
+        """Tokens that there are logits for."""
+        ...
+
     @abstractmethod
     def prefill(
         self, params: Params, tokens: Int[Array, "rows prompt"], first: Int[Array, " rows"], slots: int
