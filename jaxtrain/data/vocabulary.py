@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxtrain.data.manifest import TOKENIZER_FILE, has_manifest, parse_manifest
-from jaxtrain.data.prepare import END_OF_DOCUMENT
+from jaxtrain.data.prepare.tokenizer import END_OF_DOCUMENT
 from jaxtrain.errors import ConfigError, first_line
 from jaxtrain.telemetry.jsonl import replace_file
 
