@@ -14,6 +14,7 @@ from jaxtrain.data import (
     RowOrder,
     RowTable,
     Stage,
+    Table,
     Tables,
     console_progress,
     ensure_python_stdlib,
@@ -79,14 +80,14 @@ def open_mixture(data: MixtureDataConfig, config: Config) -> TokenData:
 
 @dataclass(frozen=True)
 class EvalSet:
-    """A data set of `eval.sets`.
+    """More rows to evaluate on: a data set of `eval.sets`, or what somebody's own data name.
 
     Attributes:
-        table: its held-out documents, or all of one that holds none out.
+        table: of a data set, its held-out documents, or all of one that holds none out.
         hash: of the content.
     """
 
-    table: RowTable
+    table: Table
     hash: str
 
 

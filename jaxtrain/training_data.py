@@ -80,7 +80,10 @@ def open_data(config: Config) -> TrainingData:
     order = order or Order(len(tables.train), config.seed, data.shuffle, data.epochs)
     if not config.eval.every:
         return TrainingData(where, tables.train, order, tables.hash, None, summary)
-    eval_sets = open_eval_sets(data, config) if isinstance(data, TokenRowsConfig) else {}
+    if isinstance(data, TokenRowsConfig):
+        eval_sets = open_eval_sets(data, config)
+    else:
+        eval_sets = {name: EvalSet(table, tables.hash) for name, table in tables.sets.items()}
     return TrainingData(where, tables.train, order, tables.hash, tables.held_out, summary, eval_sets)
 
 
@@ -91,8 +94,11 @@ def _open_own(data: OwnDataConfig, config: Config) -> Tables:
     missing = [name for name in ("train", "held_out", "hash") if not hasattr(made, name)]
     if missing:
         raise ConfigError(f"{what} without {', '.join(missing)}; return jaxtrain.data.Tables(train, held_out)")
-    for name in ("train", "held_out"):
-        table = getattr(made, name)
+    sets = getattr(made, "sets", {})
+    for name in sets:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ConfigError(f"{what} with a set named {name!r}; a name of letters, digits and _ can stand in metrics")
+    for name, table in {"train": made.train, "held_out": made.held_out, **sets}.items():
         if table is None and name == "held_out":
             continue
         rows = rows_of(table)
@@ -103,7 +109,7 @@ def _open_own(data: OwnDataConfig, config: Config) -> Tables:
             raise ConfigError(f"{what} whose {name} has no row")
     if not isinstance(made.hash, str) or not re.fullmatch(r"[0-9a-f]{12,}", made.hash):
         raise ConfigError(f"{what} whose hash is {made.hash!r}; it must be 12 hexadecimal digits or more")
-    return Tables(made.train, made.held_out, made.hash)
+    return Tables(made.train, made.held_out, made.hash, sets)
 
 
 def refuse_other_fields(data: TrainingData, example: Mapping[str, Any]) -> None:
@@ -115,8 +121,9 @@ def refuse_other_fields(data: TrainingData, example: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: names the first field with its shape and dtype, and those that the task reads.
     """
-    for table, ids in [(data.table, [0, FILLER]), *([(data.held_out, [0])] if data.held_out is not None else [])]:
-        batch = table.assemble(np.array(ids, np.int64))
+    evaluated = [data.held_out, *(one.table for one in data.eval_sets.values())]
+    for table in [data.table, *(table for table in evaluated if table is not None)]:
+        batch = table.assemble(np.array([0, FILLER], np.int64))
         for name, wanted in example.items():
             reads = f"the model reads {name} of shape {wanted.shape[1:]} and dtype {np.dtype(wanted.dtype)} in each row"
             if name not in batch:

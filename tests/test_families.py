@@ -66,6 +66,12 @@ def nameless(rows):
 def arrays(rows):
     return np.zeros(rows)
 
+def in_parts(rows, names=("near", "far")):
+    whole, place = make_data(rows), make_data(rows).held_out.fields["place"]
+    near = (np.abs(place) < 1).all(1)
+    parts = [{name: field[part] for name, field in whole.held_out.fields.items()} for part in (near, ~near)]
+    return Tables(whole.train, whole.held_out, sets=dict(zip(names, map(ArrayTable, parts), strict=True)))
+
 class Bare:
     train, held_out, hash = [1, 2], None, "0123456789ab"
 
@@ -177,6 +183,9 @@ def test_data_of_every_kind_know_their_rows_and_hold_some_out(tmp_path: Path, ti
 DATA_REFUSED = {
     "no data": ("arrays, rows: 3", [], "gives a ndarray without train, held_out, hash; return jaxtrain.data.Tables"),
     "no table": ("Bare", [], "gives a Bare whose train is a list, no table; it needs len() and assemble(row_ids)"),
+    "a set of another name": (
+        "in_parts, rows: 64, names: [near, 'far off']", [], "with a set named 'far off'; a name of letters",
+    ),
     "no row": ("Empty", [], "gives a Empty whose train has no row"),
     "no hash": ("Unhashed", [], "gives a Unhashed whose hash is 7; it must be 12 hexadecimal digits or more"),
     "nothing held out": ("flat, rows: 9", ["eval.every=1"], "holds nothing out to evaluate on; set eval.every=0"),
@@ -224,6 +233,18 @@ def test_held_out_rows_are_compared_too(tmp_path: Path) -> None:
     data.held_out.fields["height"] = np.zeros(8)  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="height has shape"):
         refuse_other_fields(data, task.example_batch(8))
+
+
+def test_named_parts_of_the_held_out_rows_are_evaluated_beside_them(tmp_path: Path) -> None:
+    data = target("data", "in_parts, rows: 512")
+    config = tiny_config(tmp_path, tmp_path, FAMILIES["own"][0], data, "steps=2", "eval.every=2")
+    last = run_here(config)[-1]
+    parts = [one.table for one in open_data(config).eval_sets.values()]
+    weights = np.array([len(part) for part in parts])
+    means = np.array([last["eval_near_loss"], last["eval_far_loss"]])
+    assert weights.sum() == 64
+    assert last["eval_loss"] == pytest.approx((weights * means).sum() / 64, rel=1e-5)
+    assert means[0] != means[1]
 
 
 def test_other_data_under_the_same_name_are_refused_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -73,11 +73,12 @@ class ArrayTable:
 
 @dataclass(frozen=True)
 class Tables:
-    """A data set: what is trained on, and what is held out. Anything with these three attributes is as good.
+    """A data set: what is trained on, and what is held out. Anything with these attributes is as good.
 
     Attributes:
         train: the rows of an epoch.
         held_out: the rows for evaluation, or None.
+        sets: more of them by name, evaluated beside `held_out`: their metrics are called eval_NAME_loss.
         hash: identifies the content in hex, so that a run never goes on with other data. Tables that lie in memory
             have one of their own; others need it given.
 
@@ -88,15 +89,17 @@ class Tables:
     train: Table
     held_out: Table | None = None
     hash: str = ""
+    sets: Mapping[str, Table] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.hash:
             return
-        parts = [getattr(table, "hash", None) for table in (self.train, self.held_out) if table is not None]
+        tables = {"train": self.train, "held_out": self.held_out, **self.sets}
+        parts = [getattr(table, "hash", None) for table in tables.values() if table is not None]
         if not all(isinstance(part, str) and part for part in parts):
             kind = type(self.train).__name__
             raise ConfigError(f"{kind} doesn't know a hash of its content; give Tables(…, hash=…) one, in hex")
-        object.__setattr__(self, "hash", hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest())
+        object.__setattr__(self, "hash", hashlib.sha256(" ".join([*map(str, parts), *self.sets]).encode()).hexdigest())
 
 
 def _listed(lengths: Mapping[str, int]) -> str:
