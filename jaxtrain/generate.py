@@ -126,20 +126,21 @@ def _write(text: str) -> None:
 
 def _vocabulary(options: Namespace, run: Path, config: "Config") -> "Vocabulary":
     """The tokenizer asked for, or the run's own copy, or that of its data."""
-    from jaxtrain.config import TokenDataConfig
+    from jaxtrain.config import TokenRowsConfig
     from jaxtrain.data.vocabulary import open_vocabulary
     from jaxtrain.run_directory import RunDirectory
     from jaxtrain.saved_run import split_step
+    from jaxtrain.token_data import directories
 
     if options.tokenizer is not None:
         return open_vocabulary(options.tokenizer)
     for path in (split_step(options.run)[0], run):
         if (kept := RunDirectory(path).tokenizer).is_dir():
             return open_vocabulary(kept)
-    if not isinstance(config.data, TokenDataConfig):
+    if not isinstance(config.data, TokenRowsConfig):
         raise ConfigError(f"data.kind={config.data.kind} has no tokenizer that is known here; give --tokenizer PATH")
     try:
-        return open_vocabulary(config.data.dir)
+        return open_vocabulary(directories(config.data)[0])
     except ConfigError as error:
         raise ConfigError(
             f"the tokenizer of the run is neither with it nor with its data ({error}); "

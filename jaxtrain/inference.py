@@ -13,6 +13,7 @@ from jaxtrain.config import Config, resolve_mesh
 from jaxtrain.data import Table
 from jaxtrain.evaluation import Evaluator
 from jaxtrain.models.task import Generative, Mean
+from jaxtrain.optimizer import weights
 from jaxtrain.placement import Placement
 from jaxtrain.program import Program, build
 from jaxtrain.sharding import BATCH_AXES
@@ -45,7 +46,14 @@ def restore_model(program: Program, saved: Saved, *, ema: bool = False) -> Any:
         ConfigError: the checkpoint has none, or others than the program.
         CheckpointError: it can't be read.
     """
-    return restore_part(saved, program.state["params"], "ema" if ema else "params")
+    state = {}
+    if ema and "ema" in program.state:
+        state["ema"] = restore_part(saved, program.state["ema"], "ema")
+        if len(jax.tree.leaves(state["ema"])) == len(jax.tree.leaves(program.state["params"])):
+            return state["ema"]
+    # Frozen parameters have no average of their own.
+    state["params"] = restore_part(saved, program.state["params"])
+    return weights(state, "ema" if ema else "params")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 import jax
 from rich.console import Console
 
-from jaxtrain.config import Config, TokenDataConfig, dump
+from jaxtrain.config import Config, TokenRowsConfig, dump
 from jaxtrain.data.vocabulary import keep_vocabulary
 from jaxtrain.errors import EXIT_COMPLETE, EXIT_CRASHED, EXIT_INTERRUPTED, JaxtrainError, RunPaused, refusing_os_errors
 from jaxtrain.models.parameters import count_parameters
@@ -25,6 +25,7 @@ from jaxtrain.telemetry.metrics import MetricsWriter
 from jaxtrain.telemetry.norms import NamedNorms, as_json, layer_by_layer, update_ratios
 from jaxtrain.telemetry.progress import TrainingProgress
 from jaxtrain.telemetry.run_info import run_info, write_json_atomically
+from jaxtrain.token_data import directories
 
 if TYPE_CHECKING:
     from jaxtrain.telemetry.tensorboard import TensorBoardWriter
@@ -100,8 +101,8 @@ class Recorder:
         self._events = EventLog(self._directory.events)
         self._event("start", step=step, steps=self._total)
         self._directory.write_config(self._config)
-        if isinstance(self._config.data, TokenDataConfig):
-            keep_vocabulary(self._config.data.dir, self._directory.tokenizer)
+        if isinstance(self._config.data, TokenRowsConfig):
+            keep_vocabulary(directories(self._config.data)[0], self._directory.tokenizer)
         devices = list(program.mesh.devices.flat)
         description = {"platform": devices[0].platform, "kind": devices[0].device_kind, "count": len(devices)}
         description |= {"processes": jax.process_count(), "mesh": dict(program.mesh.shape)}

@@ -5,6 +5,7 @@ import math
 import os
 import platform
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from jaxtrain.config import Config, MeshConfig
@@ -26,10 +27,13 @@ def configure(config: Config) -> None:
     if present or added:
         os.environ["XLA_FLAGS"] = " ".join(present + added)
     _divide_the_processor(config)
+    _set("jax_num_cpu_devices", int, unless_other_than=-1)
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = str(config.compile_cache is not None).lower()
+    _set("jax_enable_compilation_cache", lambda text: text == "true", unless_other_than=True)
     if config.compile_cache is not None:
         _share_compile_cache(config.compile_cache)
-        _tell_jax_where()
+        _set("jax_persistent_cache_min_compile_time_secs", float, unless_other_than=1.0)
+        _set("jax_compilation_cache_dir", str, unless_other_than=None)
 
 
 def _divide_the_processor(config: Config) -> None:
@@ -64,11 +68,11 @@ def _share_compile_cache(root: Path) -> None:
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 
-def _tell_jax_where() -> None:
-    """For commands that need JAX to read their config: it has read the environment already, and found no cache."""
-    if "jax" in sys.modules and (jax := sys.modules["jax"]).config.jax_compilation_cache_dir is None:
-        for name in ("COMPILATION_CACHE_DIR", "PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"):
-            jax.config.update(f"jax_{name.lower()}", os.environ[f"JAX_{name}"])
+def _set(name: str, kind: Callable[[str], object], unless_other_than: object) -> None:
+    """For commands that need JAX to read their config: it read the environment before, and has its default."""
+    jax = sys.modules.get("jax")
+    if jax is not None and name.upper() in os.environ and getattr(jax.config, name) == unless_other_than:
+        jax.config.update(name, kind(os.environ[name.upper()]))
 
 
 def _processor() -> str:

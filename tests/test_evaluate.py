@@ -117,6 +117,39 @@ def test_data_that_are_not_the_run_s_are_told(run: Path, tmp_path: Path, capsys:
     assert len(shown.out.splitlines()) == 2
 
 
+@pytest.mark.parametrize("frozen", ["[]", "['embed.*']"])
+def test_the_moving_average_has_the_loss_that_the_run_wrote(
+    frozen: str, tmp_path: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = ["steps=4", "eval.every=4", "ema.decay=0.5", f"optimizer.frozen={frozen}"]
+    run_here(tiny_config(tmp_path, tiny_data, *overrides))
+    capsys.readouterr()
+    run = str(tmp_path / "run")
+    losses = [evaluated([run, *options], capsys)[0]["loss"] for options in ([], ["--ema"])]
+    line = of_the_run(tmp_path / "run")[4]
+    assert losses == pytest.approx([line["eval_loss"], line["eval_ema_loss"]], rel=1e-6)
+    assert losses[0] != losses[1]
+
+
+def test_a_mixture_is_evaluated_on_sets_too(
+    tmp_path: Path, tiny_data: Path, other_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mixture.yml"
+    model = "model: {vocab: 256, layers: 2, embed: 64, heads: 4, kv_heads: 2, mlp: 128}"
+    mixture = f"{{a: {{dir: {tiny_data}, weight: 1}}, b: {{dir: {other_data}, weight: 2}}}}"
+    path.write_text(
+        f"run_dir: {tmp_path / 'run'}\nsteps: 1\nglobal_batch: 8\n{model}\n"
+        f"data: {{kind: mixture, sequence: 32, mixture: {mixture}}}\neval: {{every: 1, sets: {{b: {other_data}}}}}\n"
+    )
+    run_here(load(path))
+    capsys.readouterr()
+    held_out, own = evaluated([str(tmp_path / "run")], capsys)
+    line = of_the_run(tmp_path / "run")[1]
+    assert [held_out["loss"], own["loss"]] == pytest.approx([line["eval_loss"], line["eval_b_loss"]], rel=1e-6)
+    assert own["weight"] == 63
+    assert (tmp_path / "run" / "tokenizer" / "tokenizer.json").is_file()
+
+
 def test_images_are_evaluated_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "vit.yml"
     path.write_text(

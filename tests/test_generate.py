@@ -84,6 +84,14 @@ def test_the_step_is_chosen_and_another_seed_draws_other_tokens(run: str, capsys
     assert generated([run, *drawn, "--seed", "1"], capsys) != newest
 
 
+def test_it_computes_in_the_precision_that_is_asked_for(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [run, "--prompt", "def ", *GREEDY]
+    (wanted,) = generated(asked, capsys)
+    (found,) = generated([*asked, "precision=bfloat16"], capsys)
+    assert len(found["tokens"]) == 6
+    assert found["tokens"][0] == wanted["tokens"][0]
+
+
 def test_without_a_number_of_tokens_the_row_is_filled(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = generated([run, "--prompt", "x" * 20, "--json"], capsys)
     assert len(line["tokens"]) == 13, "of a row of 32, 20 are the prompt's, and the last token is never read"

@@ -27,9 +27,14 @@ print(json.dumps({
 """
 
 
-def configured(folder: Path, *overrides: str, environment: Mapping[str, str] = ENVIRONMENT) -> dict[str, object]:
+LATE_CHILD = "import jax\n" + CHILD
+
+
+def configured(
+    folder: Path, *overrides: str, environment: Mapping[str, str] = ENVIRONMENT, child: str = CHILD
+) -> dict[str, object]:
     config = write_tiny(folder, folder / "data")
-    command = [sys.executable, "-c", CHILD, str(config), *overrides]
+    command = [sys.executable, "-c", child, str(config), *overrides]
     output = subprocess.run(command, env=environment, cwd=ROOT, text=True, capture_output=True, check=True).stdout
     result = json.loads(output)
     assert isinstance(result, dict)
@@ -75,3 +80,14 @@ def test_jax_makes_the_devices_unless_the_environment_has_decided(tmp_path: Path
     assert configured(tmp_path, "cpu_devices=3")["devices"] == 2
     undecided = {name: value for name, value in ENVIRONMENT.items() if name != "XLA_FLAGS"}
     assert configured(tmp_path, "cpu_devices=3", environment=undecided)["devices"] == 3
+
+
+def test_a_command_that_needed_jax_to_read_its_config_gets_the_same(tmp_path: Path) -> None:
+    alone = {name: value for name, value in ENVIRONMENT.items() if not name.startswith(("JAX_", "XLA_"))}
+    alone["JAX_PLATFORMS"] = "cpu"
+    asked = ["cpu_devices=3", f"compile_cache={tmp_path / 'cache'}"]
+    early, late = (configured(tmp_path, *asked, environment=alone, child=child) for child in (CHILD, LATE_CHILD))
+    assert late == early
+    assert late["devices"] == 3
+    assert str(late["cache"]).startswith(str(tmp_path / "cache"))
+    assert configured(tmp_path, "compile_cache=null", environment=alone, child=LATE_CHILD)["cache"] is None

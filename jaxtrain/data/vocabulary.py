@@ -4,17 +4,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jaxtrain.data.manifest import TOKENIZER_FILE, has_manifest, parse_manifest
-from jaxtrain.data.prepare.tokenizer import END_OF_DOCUMENT
-from jaxtrain.errors import ConfigError, first_line
+from jaxtrain.data.prepare.tokenizer import END_OF_DOCUMENT, TOLD_IN, read_tokenizer, told_end
 from jaxtrain.telemetry.jsonl import replace_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-TOLD_IN = "tokenizer_config.json"
 _INCOMPLETE = "\ufffd"
 
 
@@ -50,29 +48,20 @@ class Vocabulary:
 
 
 def open_vocabulary(path: Path) -> Vocabulary:
-    """The tokenizer of a prepared data set, or of a Hugging Face folder, or a `tokenizer.json`.
+    """The tokenizer of a prepared data set, or a `tokenizer.json`, or a Hugging Face folder that holds one.
 
-    A data set says which token ends a document, and so does the `eos_token` of a folder's `tokenizer_config.json`;
-    otherwise it is `<|end|>`, where the tokenizer has that.
+    A data set says which token ends a document; elsewhere it is found as `prepare` does, and may be none.
 
     Raises:
         ConfigError: there is none, or it can't be read.
         DataError: the data set's manifest is damaged.
     """
-    from tokenizers import Tokenizer
-
-    manifest = parse_manifest(path)[0] if has_manifest(path) else None
-    file = path / (manifest.tokenizer.file if manifest else TOKENIZER_FILE) if path.is_dir() else path
-    if not file.is_file():
-        raise ConfigError(f"{file}: no such file; name a tokenizer.json, or a folder or data set that holds one")
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing narrower
-        raise ConfigError(f"{file}: not a tokenizer of the `tokenizers` library: {first_line(error)}") from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    end = manifest.tokenizer.end_of_document if manifest else _told_end(file.parent / TOLD_IN, tokenizer)
-    return Vocabulary(tokenizer, end)
+    if has_manifest(path):
+        record = parse_manifest(path)[0].tokenizer
+        return Vocabulary(read_tokenizer(path / record.file), record.end_of_document)
+    file = path / TOKENIZER_FILE if path.is_dir() else path
+    tokenizer = read_tokenizer(file)
+    return Vocabulary(tokenizer, tokenizer.token_to_id(told_end(file.parent) or END_OF_DOCUMENT))
 
 
 def keep_vocabulary(data_set: Path, folder: Path) -> None:
@@ -82,18 +71,7 @@ def keep_vocabulary(data_set: Path, folder: Path) -> None:
         OSError: it can't be written.
     """
     vocabulary = open_vocabulary(data_set)
-    end = None if vocabulary.end is None else vocabulary.tokenizer.id_to_token(vocabulary.end)
     replace_file(folder / TOKENIZER_FILE, vocabulary.tokenizer.to_str())
-    replace_file(folder / TOLD_IN, json.dumps({"eos_token": end}, ensure_ascii=False, indent=2) + "\n")
-
-
-def _told_end(file: Path, tokenizer: "Tokenizer") -> int | None:
-    """The id of the token that a Hugging Face folder calls `eos_token`."""
-    token: Any = END_OF_DOCUMENT
-    if file.is_file():
-        try:
-            token = json.loads(file.read_text(encoding="utf-8")).get("eos_token")
-            token = token.get("content") if isinstance(token, dict) else token
-        except (OSError, ValueError, AttributeError, RecursionError) as error:
-            raise ConfigError(f"{file}: can't be read: {first_line(error)}") from None
-    return tokenizer.token_to_id(token) if isinstance(token, str) else None
+    if vocabulary.end is not None:
+        end = vocabulary.tokenizer.id_to_token(vocabulary.end)
+        replace_file(folder / TOLD_IN[0], json.dumps({"eos_token": end}, ensure_ascii=False, indent=2) + "\n")

@@ -17,7 +17,7 @@ END_OF_DOCUMENT = "<|end|>"
 SMALLEST_VOCAB = 257
 """All 256 bytes and the end of a document."""
 
-_TOLD_IN = ("tokenizer_config.json", "special_tokens_map.json")
+TOLD_IN = ("tokenizer_config.json", "special_tokens_map.json")
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,8 @@ def load_tokenizer(path: Path, end_of_document: str | None = None) -> LoadedToke
         ConfigError: it can't be read, or no token ends a document.
     """
     file = path / TOKENIZER_FILE if path.is_dir() else path
-    tokenizer = _read(file)
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    end = end_of_document or _told_end(file.parent) or END_OF_DOCUMENT
+    tokenizer = read_tokenizer(file)
+    end = end_of_document or told_end(file.parent) or END_OF_DOCUMENT
     if tokenizer.token_to_id(end) is None:
         special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
         known = f"its special tokens are {', '.join(special[:20])}" if special else "it has no special tokens"
@@ -81,20 +79,28 @@ def train_tokenizer(texts: Iterable[str], vocab: int) -> LoadedTokenizer:
     return LoadedTokenizer(tokenizer, END_OF_DOCUMENT)
 
 
-def _read(file: Path) -> "Tokenizer":
+def read_tokenizer(file: Path) -> "Tokenizer":
+    """A `tokenizer.json`, without truncation and padding.
+
+    Raises:
+        ConfigError: it is missing, or no tokenizer.
+    """
     from tokenizers import Tokenizer
 
     if not file.is_file():
         raise ConfigError(f"{file}: no such file; name a tokenizer.json or a folder that holds one")
     try:
-        return Tokenizer.from_file(str(file))
+        tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing narrower
         raise ConfigError(f"{file}: not a tokenizer of the `tokenizers` library: {first_line(error)}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
-def _told_end(folder: Path) -> str | None:
+def told_end(folder: Path) -> str | None:
     """The token that the files of a Hugging Face folder call `eos_token`."""
-    for name in _TOLD_IN:
+    for name in TOLD_IN:
         try:
             values: Any = json.loads((folder / name).read_text(encoding="utf-8"))
         except FileNotFoundError:
