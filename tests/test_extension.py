@@ -77,6 +77,26 @@ def test_a_schedule_that_had_not_come_to_its_decay_may_still_change(tmp_path: Pa
     assert step_losses(tmp_path / "run") == step_losses(tmp_path / "longer")
 
 
+def test_a_stable_schedule_may_be_lengthened_until_it_decays(tmp_path: Path, tiny_data: Path) -> None:
+    stable = [*STRAIGHT, "optimizer.schedule={kind: wsd, warmup: 2, decay: 0.375}"]
+    run_here(config_of(tmp_path, tiny_data, 12, "longer", *stable))
+    with crash_after(6):  # step 5 is saved, and the decay would begin after it
+        run_here(config_of(tmp_path, tiny_data, 8, "run", *stable))
+    run_here(config_of(tmp_path, tiny_data, 12, "run", *stable))
+    assert [event["step"] for event in events(tmp_path / "run", "restore")] == [5]
+    assert step_losses(tmp_path / "run") == step_losses(tmp_path / "longer")
+    with pytest.raises(
+        ConfigError, match=r"kind=wsd the 12 updates done would have had another learning rate \(update 9:"
+    ):
+        run_here(config_of(tmp_path, tiny_data, 14, "run", *stable))
+
+
+@pytest.mark.parametrize("schedule", ["{kind: inverse_sqrt, warmup: 2}", "{kind: constant}"])
+def test_a_schedule_without_an_end_may_always_be_lengthened(schedule: str, tmp_path: Path, tiny_data: Path) -> None:
+    config = config_of(tmp_path, tiny_data, 10, "run", f"optimizer.schedule={schedule}", "optimizer.batch_scaling=none")
+    np.testing.assert_array_equal(learning_rates(config, 10, 10), learning_rates(config, 1000, 10))
+
+
 def test_the_rates_are_those_that_a_run_applies(tmp_path: Path, tiny_data: Path) -> None:
     config = config_of(tmp_path, tiny_data, 6, "run", "optimizer.schedule={kind: cosine, warmup: 2}")
     applied = [line["learning_rate"] for line in run_here(config)]

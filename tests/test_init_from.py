@@ -203,8 +203,9 @@ def test_the_same_data_and_model_are_not_remarked(
     assert "warning" not in capsys.readouterr().out
 
 
-def test_a_state_that_adopts_parameters_is_that_of_a_run_that_drew_them() -> None:
-    program = tiny_program(8, "mesh.fsdp=8")
+@pytest.mark.parametrize("more", [[], ["ema={decay: 0.9}"], ["optimizer.frozen=[embed.*]", "ema={decay: 0.9}"]])
+def test_a_state_that_adopts_parameters_is_that_of_a_run_that_drew_them(more: list[str]) -> None:
+    program = tiny_program(8, "mesh.fsdp=8", *more)
     drawn = program.init(program.initial_key())
     copied = jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf), leaf.sharding), drawn["params"])
     adopted = program.adopt(copied)
