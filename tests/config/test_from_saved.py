@@ -26,6 +26,6 @@ def test_overrides_go_over_it(tmp_path: Path) -> None:
 def test_faults_are_placed_where_it_was_saved_or_at_the_override(tmp_path: Path) -> None:
     values = {**saved(tmp_path), "of_the_future": 1}
     with pytest.raises(ConfigError) as error:
-        from_saved(values, "runs/a/checkpoints/5", ["sead=7"])
+        from_saved(values, "runs/a/checkpoints/5", ["log_evry=7"])
     assert "runs/a/checkpoints/5: unknown key of_the_future" in str(error.value)
-    assert "override sead=7: unknown key sead; did you mean seed?" in str(error.value)
+    assert "override log_evry=7: unknown key log_evry; did you mean log_every?" in str(error.value)
