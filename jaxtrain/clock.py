@@ -1,12 +1,13 @@
 """What is due by time: a save, the end of this start. Process 0's clock decides, for all at the same step.
 
-No process waits for another's clock: the answer travels through the devices behind each step, as its metrics do, and is
-read with them, one step late. With one process, or where no key asks for a time, no device has anything to do.
+No process waits for another's clock: the answer goes through the train step as flags of each process, which it returns
+joined among its metrics, and is read with these, one step late. (A program of its own behind each step would be another
+collective in flight beside the next step's, and on CPUs several of them can lock each other out.) With one process, or
+where no key asks for a time, the step has no flags.
 """
 
 import time
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import astuple, dataclass
 
 import jax
 import jax.numpy as jnp
@@ -39,49 +40,53 @@ class Clock:
         self._save_after = None if minutes is None else 60 * minutes
         self._end_at = None if hours is None else started + 3600 * hours
         self._saved_at = now()
-        self._or = _Or(mesh, flags=2) if jax.process_count() > 1 and self._is_set() else None
+        is_set = self._save_after is not None or self._end_at is not None
+        self._flags = _Flags(mesh) if jax.process_count() > 1 and is_set else None
 
     def saved(self) -> None:
         """A save began, for whatever reason."""
         self._saved_at = now()
 
-    def ask(self) -> Any:
-        """What is due now, to be given to `answer` when the step that was just dispatched is read."""
-        if not self._is_set():
-            return ()
-        moment = now()
-        save = self._save_after is not None and moment >= self._saved_at + self._save_after
-        end = self._end_at is not None and moment >= self._end_at
-        if self._or is None:
-            return save, end
-        # The others take part, and say nothing.
-        return self._or((save, end) if jax.process_index() == 0 else (False, False))
+    def ask(self) -> Due:
+        """What is due now by this process's clock."""
+        save = self._save_after is not None and now() >= self._saved_at + self._save_after
+        end = self._end_at is not None and now() >= self._end_at
+        return Due(save, end)
 
-    def answer(self, asked: Any) -> Due:
-        """The same on every process."""
-        return Due(*(bool(flag) for flag in jax.device_get(asked)))
+    def abstract_inputs(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """What `inputs` will be, to compile the train step for."""
+        return {} if self._flags is None else {"flags": self._flags.abstract}
 
-    def _is_set(self) -> bool:
-        return self._save_after is not None or self._end_at is not None
+    def inputs(self, asked: Due) -> dict[str, jax.Array]:
+        """What the train step gets beside its other inputs."""
+        if self._flags is None:
+            return {}
+        # The other processes take part, and say nothing.
+        return {"flags": self._flags.raised(asked if jax.process_index() == 0 else Due())}
+
+    def answer(self, asked: Due, flags: jax.Array | None) -> Due:
+        """What is due, the same on every process; `flags` are those among the metrics of the step asked with."""
+        return asked if flags is None else Due(*(bool(flag) for flag in jax.device_get(flags)))
 
 
-class _Or:
-    """Flags of each process → whether any has raised them, on the devices of a mesh, without waiting."""
+class _Flags:
+    """`step.StepInputs["flags"]`: int32[devices, flags], of each process on its own devices; placed once per value."""
 
-    def __init__(self, mesh: Mesh, flags: int):
-        self._sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-        self._shape = (mesh.size, flags)
-        replicated = NamedSharding(mesh, PartitionSpec())
-        abstract = jax.ShapeDtypeStruct(self._shape, jnp.int32, sharding=self._sharding)
-        self._any = jax.jit(lambda raised: raised.max(axis=0), out_shardings=replicated).lower(abstract).compile()
-        self._placed: dict[tuple[bool, ...], jax.Array] = {}
+    def __init__(self, mesh: Mesh):
+        sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+        shape = (mesh.size, len(astuple(Due())))
+        self.abstract = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding)
+        self._placed: dict[Due, jax.Array] = {}
 
-    def __call__(self, mine: tuple[bool, ...]) -> jax.Array:
+    def raised(self, mine: Due) -> jax.Array:
+        """The flags of this process, on its devices."""
         if mine not in self._placed:
-            rows = np.broadcast_to(np.array(mine, np.int32), self._shape)
-            self._placed[mine] = jax.make_array_from_callback(self._shape, self._sharding, lambda index: rows[index])
-        result: jax.Array = self._any(self._placed[mine])
-        return result
+            rows = np.broadcast_to(np.array(astuple(mine), np.int32), self.abstract.shape)
+            placed = jax.make_array_from_callback(
+                self.abstract.shape, self.abstract.sharding, lambda index: rows[index]
+            )
+            self._placed[mine] = placed
+        return self._placed[mine]
 
 
 def now() -> float:

@@ -83,7 +83,7 @@ def run(config: Config, devices: Sequence[jax.Device], started: float | None = N
                 return
             del verified
         clock = Clock(config, program.mesh, now() if started is None else started)
-        compiled = compile_program(program, total_steps, checkpointer, recorder)
+        compiled = compile_program(program, total_steps, checkpointer, recorder, clock)
         state, meta = restore_or_initialise(program, checkpointer, recorder, data.hash, origin)
         profile = ProfileWindow(config.profile, directory.profile(jax.process_index()), recorder.profiled)
         training = Training(
@@ -185,13 +185,15 @@ class Compiled:
     inputs: dict[int, Any]
 
 
-def compile_program(program: Program, total_steps: int, checkpointer: Checkpointer, recorder: Recorder) -> Compiled:
+def compile_program(
+    program: Program, total_steps: int, checkpointer: Checkpointer, recorder: Recorder, clock: Clock
+) -> Compiled:
     """Compiles everything that the run will call, and waits until every process has done so."""
     train_step, sizes = {}, program.config.batches.sizes
+    inputs = {**program.abstract_inputs(), **clock.abstract_inputs()}
     for size in sizes:
         with recorder.timed("compile", what="train_step", **({"rows": size} if len(sizes) > 1 else {})):
-            lowered = program.train_step.lower(program.state, program.batch_of(size), program.abstract_inputs())
-            train_step[size] = lowered.compile()
+            train_step[size] = program.train_step.lower(program.state, program.batch_of(size), inputs).compile()
     recorder.chose(program.layout.choices)
     eval_step = program.eval_step
     if program.config.eval.every:
@@ -232,7 +234,7 @@ class _InFlight:
     """A step that was dispatched and not yet read."""
 
     metrics: dict[str, jax.Array]
-    clock: Any
+    due: Due
     asked: float
     waited: float
     position: int
@@ -323,16 +325,17 @@ class Training:
         rows = batch.rows.pop(ROW_IDS)
         train_step, inputs = self._compiled.train_step[batch.size], self._compiled.inputs[batch.size]
         placed = self._places[batch.size](batch.rows)
+        due = self._clock.ask()
         with self._profile.step(self.meta.step + len(self._in_flight) + 1):
-            self._state, metrics = train_step(self._state, placed, inputs)
-        self._in_flight.append(_InFlight(metrics, self._clock.ask(), asked, waited, batch.position, batch.size, rows))
+            self._state, metrics = train_step(self._state, placed, {**inputs, **self._clock.inputs(due)})
+        self._in_flight.append(_InFlight(metrics, due, asked, waited, batch.position, batch.size, rows))
         return True
 
     def _read(self, step: _InFlight) -> None:
         """Waits for a dispatched step and takes its numbers."""
-        norms = step.metrics.pop("norms", None)
+        norms, flags = step.metrics.pop("norms", None), step.metrics.pop("flags", None)
         metrics = {name: value.item() for name, value in jax.device_get(step.metrics).items()}
-        self._due |= self._clock.answer(step.clock)
+        self._due |= self._clock.answer(step.due, flags)
         read_at = time.perf_counter()
         seconds = read_at - max(self._read_at, step.asked)
         self._read_at = read_at

@@ -22,7 +22,8 @@ Metrics = dict[str, Array]
 
 StepInputs = dict[str, Any]
 """{"key": the run's random key, "schedule": `optimizer.ScheduleInputs`, with an average its "ema_decay"}: not compiled
-in. Fixed in a run, but for the schedule's peak where that follows the batch."""
+in. Fixed in a run, but for the schedule's peak where that follows the batch, and for "flags", i32[devices, flags],
+which are there where processes have something to tell each other."""
 
 
 def initial_state(
@@ -58,7 +59,7 @@ def make_train_step(
     step (updates done), skipped. Where the loss or the gradient's norm isn't finite, the whole state, step included,
     stays bit-unchanged and `skipped` is true. `gradient` gives None for frozen parameters: they have no part in the
     norm, and no update. With `norms` (gradients, parameters before, and after the update -> array) there is one metric
-    more, named so.
+    more, named so; and with flags among the inputs `flags`, i32[flags]: those that any device has raised.
     """
 
     def train_step(state: State, batch: Batch, inputs: StepInputs) -> tuple[State, Metrics]:
@@ -73,6 +74,8 @@ def make_train_step(
         metrics = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "tokens": task.counted(batch)}
         if norms is not None:
             metrics["norms"] = norms(gradients, state["params"], updated["params"])
+        if "flags" in inputs:
+            metrics["flags"] = inputs["flags"].max(axis=0)
         state = keep_if(finite, updated, state)
         return state, {**metrics, "step": state["step"], "skipped": ~finite}
 
