@@ -24,7 +24,7 @@ def _parse(arguments: Sequence[str]) -> Namespace:
     parser = Parser(
         "python -m jaxtrain.evaluate",
         description="Evaluates the parameters of checkpoints, exactly and on any mesh: each row once, weights counted.",
-        epilog="example: python -m jaxtrain.evaluate runs/quickstart@all --set wiki=data/wiki mesh.fsdp=2",
+        epilog="example: python -m jaxtrain.evaluate runs/quickstart@all --set wiki=data/wiki",
     )
     add = parser.add_argument
     add("run", metavar="RUN[@STEP|@all]", help="a run directory; its newest checkpoint, that of STEP, or each")

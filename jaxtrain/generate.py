@@ -30,7 +30,7 @@ def _parse(arguments: Sequence[str]) -> Namespace:
     parser = Parser(
         "python -m jaxtrain.generate",
         description="Goes on with prompts, from the parameters of a checkpoint and on any mesh.",
-        epilog="example: python -m jaxtrain.generate runs/quickstart --prompt 'def ' --temperature 0.8 mesh.fsdp=2",
+        epilog="example: python -m jaxtrain.generate runs/quickstart --prompt 'def ' --temperature 0.8",
     )
     add = parser.add_argument
     add("run", metavar="RUN[@STEP]", help="a run directory; its newest checkpoint, or that of STEP")

@@ -28,7 +28,7 @@ class Meta:
         arrays: of each leaf, shape and dtype, by path name.
         metrics: finite ones of an evaluation at this very step, such as `eval_loss`; empty without one.
         saved_at: when the save began, in unix seconds by process 0's clock.
-        origin: what `init_from` gave where the run began, by `Origin.to_dict`.
+        origin: what `init_from` gave where the run began, by `origin.describe`.
     """
 
     step: NonNegativeInt

@@ -36,7 +36,7 @@ class LossConfig(Section):
 
 
 class DecoderConfig(Section):
-    """A decoder-only transformer; the default sizes are the quickstart's."""
+    """A decoder-only transformer; the default sizes are small, like the quickstart's."""
 
     family: Literal["decoder"] = setting("decoder", "Model family.")
     vocab: Count = setting(8192, "Rows of the embedding: the largest token id plus one, or more.", gt=0)

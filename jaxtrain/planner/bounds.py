@@ -30,16 +30,17 @@ class Bounds:
         return self.weights + self.gradients + self.residual
 
 
-def fsdp_bound(parameters: int, tensor: int = 1, bytes_each: int = 2) -> int:
+def fsdp_bound(parameters: int, tensor: int = 1, bytes_each: int = 2, frozen: int = 0) -> int:
     """Weights split over `fsdp`: two gathers and one reduce-scatter of all that a device computes with.
 
     The forward pass needs every weight whole once; the backward pass needs it again for the gradient of its input,
     since keeping all gathered weights would undo the split; and each gradient is summed over the devices once and
     left split. Each moves the whole weights of a device's tensor shard, parameters / tensor, in the compute dtype:
     3 · bytes · parameters / tensor (ZeRO, arXiv 1910.02054, section 7.2.2, counts the same). It doesn't grow with the
-    batch, nor with micro-batches where weights are gathered once for all of them.
+    batch, nor with micro-batches where weights are gathered once for all of them. Frozen parameters, a part of
+    `parameters`, are gathered and have no gradient.
     """
-    return 3 * bytes_each * parameters // tensor
+    return bytes_each * (3 * parameters - frozen) // tensor
 
 
 def data_bound(parameters: int, split: int, bytes_each: int = 2) -> int:
@@ -73,6 +74,7 @@ def bounds_of(program: Program) -> Bounds:
     layout, task = program.layout, cast(Any, program.task)
     width = jnp.dtype(program.config.precision).itemsize
     parameters = count_parameters(program.infos)
+    frozen = count_parameters([info for info in jax.tree.leaves(program.infos) if info.frozen])
     fsdp, tensor, data = (layout.size(axis) for axis in ("fsdp", "tensor", "data"))
     residual = 0
     if tensor > 1 and hasattr(task, "layer_count"):
@@ -81,13 +83,13 @@ def bounds_of(program: Program) -> Bounds:
         local = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(carry)) // rows
         residual = tensor_bound(task.layer_count, local, recompute=program.config.remat == "full")
     return Bounds(
-        weights=fsdp_bound(parameters, tensor, width) if fsdp > 1 else 0,
-        gradients=data_bound(parameters, fsdp * tensor, width) if data > 1 else 0,
+        weights=fsdp_bound(parameters, tensor, width, frozen) if fsdp > 1 else 0,
+        gradients=data_bound(parameters - frozen, fsdp * tensor, width) if data > 1 else 0,
         residual=residual,
     )
 
 
 def _abstract(program: Program) -> Any:
-    """(parameters, batch) without shardings."""
-    tree = (program.state["params"], program.batch)
+    """(parameters, the largest batch) without shardings."""
+    tree = (program.state["params"], program.batch_of(max(program.config.batches.sizes)))
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)

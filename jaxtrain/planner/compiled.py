@@ -180,16 +180,21 @@ def compile_for(config: Config, cluster: ClusterConfig, devices: int) -> Compile
 
 
 def read_step(program: Program, platform: str) -> CompiledProgram:
-    """The program's train step, compiled for the platform of its devices (`cuda`, `cpu`) and read."""
-    arguments = (program.state, program.batch, program.abstract_inputs())
+    """The program's train step, compiled for the platform of its devices (`cuda`, `cpu`) and read.
+
+    Of a batch ramp, it is the step with the largest batch: that one decides the memory.
+    """
+    largest = max(program.config.batches.sizes)
+    batch = program.batch_of(largest)
+    arguments = (program.state, batch, program.abstract_inputs())
     lowered = program.train_step.trace(*arguments).lower(lowering_platforms=(platform,))
     options = compiler_options(runtime.xla_flags(program.config)) if platform == "cuda" else {}
     started = time.perf_counter()
     with without_compile_cache():
         compiled = lowered.compile(compiler_options=options)
     seconds = time.perf_counter() - started
-    rows = program.config.global_batch // program.layout.size(*BATCH_AXES)
-    parts = {"params": program.state["params"], **program.state, "batch": program.batch, "inputs": arguments[2]}
+    rows = largest // program.layout.size(*BATCH_AXES)
+    parts = {"params": program.state["params"], **program.state, "batch": batch, "inputs": arguments[2]}
     return CompiledProgram(
         compiled.as_text(),
         program.mesh.shape,

@@ -38,6 +38,14 @@ MESHES = {
         ["mesh.data=2", "mesh.fsdp=4"],
         3 * 2 * PARAMETERS["llama3-8b"], data_bound(PARAMETERS["llama3-8b"], split=4), 0,
     ),
+    "frozen embedding and head": (
+        ["mesh.fsdp=8", 'optimizer.frozen=["embed.table", "head.projection"]'],
+        2 * (3 * PARAMETERS["llama3-8b"] - 2 * 128_256 * 4096), 0, 0,
+    ),
+    "a ramp from a larger batch": (
+        ["mesh.fsdp=4", "mesh.tensor=2", "batch_ramp=[{steps: 1, global_batch: 32}]"],
+        3 * 2 * PARAMETERS["llama3-8b"] // 2, 0, 11 * 32 * (32 // 4 * 8192 * 4096 * 2),
+    ),
     "float32": (["mesh.fsdp=8", "precision=float32"], 3 * 4 * PARAMETERS["llama3-8b"], 0, 0),
 }  # fmt: skip
 
