@@ -1,8 +1,8 @@
 """What can be configured: one frozen class a section, one field a key.
 
-The defaults together describe a small decoder like the quickstart's, so a new configuration starts from something that trains
-anywhere; `run_dir` alone has none. A limit on one key stands at the key; what several keys must satisfy together stands
-in `checks/`. Keys, defaults and descriptions are published as JSON schema by `python -m jaxtrain.schema`.
+The defaults together describe a small decoder like the quickstart's, so a new configuration starts from something that
+trains anywhere; `run_dir` alone has none. A limit on one key stands at the key; what several keys must satisfy together
+stands in `checks/`. Keys, defaults and descriptions are published as JSON schema by `python -m jaxtrain.schema`.
 """
 
 import math
