@@ -5,6 +5,7 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxtrain.command import Parser, exit_code, leave
@@ -102,6 +103,9 @@ class _Json:
             "step": meta.step,
             "position": meta.position,
             "skipped": meta.skipped,
+            "metrics": meta.metrics,
+            "saved_at": meta.saved_at,
+            "origin": meta.origin,
             "data_hash": meta.data_hash,
             "format": meta.format,
             "versions": meta.versions,
@@ -141,6 +145,12 @@ class _Text:
 
         meta = saved.meta
         _write(f"\nstep {meta.step}: data position {meta.position:,} rows, {meta.skipped:,} updates skipped\n")
+        if meta.metrics:
+            _write(", ".join(f"{name} {value:.6g}" for name, value in meta.metrics.items()) + "\n")
+        if meta.saved_at:
+            _write(f"saved at {datetime.fromtimestamp(meta.saved_at).astimezone().isoformat(' ', 'seconds')}\n")
+        if meta.origin is not None:
+            _write(f"began with the parameters of {meta.origin.get('run')}, step {meta.origin.get('step')}\n")
         _write(f"data {meta.data_hash[:12]}, format {meta.format}, {_size(bytes_on_disk(saved.path))} on disk\n")
         _write(", ".join(f"{name} {version}" for name, version in meta.versions.items()) + "\n\n")
         _write(aligned([("part", "arrays", "elements", "size"), *_parts(leaves)], right=(1, 2, 3)) + "\n")

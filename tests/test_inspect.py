@@ -111,6 +111,33 @@ def test_a_config_that_changed_between_steps_is_shown_with_both_values(
     assert "config changed before step 10:\n  mesh.fsdp: 8 -> 4\n" in text([str(run)], capsys)[0]
 
 
+def rewrite_meta(run: Path, step: int, **values: Any) -> None:
+    path = run / "checkpoints" / str(step) / "meta" / "metadata"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_metrics_and_time_and_origin_of_a_checkpoint_are_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = text([str(run)], capsys)[0]
+    assert "saved at 20" in plain
+    assert "began with" not in plain
+    origin = {"run": "runs/other", "checkpoint": "runs/other/checkpoints/7", "step": 7, "data_hash": "0" * 64}
+    values = {"metrics": {"eval_loss": 2.5, "eval_accuracy": 0.25}, "saved_at": 1.5e9, "origin": origin}
+    rewrite_meta(run, 10, **values)
+    shown = text([str(run)], capsys)[0]
+    assert "\neval_loss 2.5, eval_accuracy 0.25\n" in shown
+    assert "\nsaved at 2017-07-1" in shown
+    assert "\nbegan with the parameters of runs/other, step 7\n" in shown
+    checkpoint = inspected([str(run)], capsys)["checkpoint"]
+    assert {name: checkpoint[name] for name in values} == values
+
+
+def test_a_checkpoint_of_another_format_does_not_hide_the_others(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rewrite_meta(run, 5, format=2)
+    found = inspected([str(run)], capsys)
+    assert (found["steps"], found["checkpoint"]["step"], found["config_changes"]) == ([5, 10], 10, {})
+    assert "has format 2" in text([f"{run}@5"], capsys, code=4)[1]
+
+
 def test_no_array_is_read_unless_asked_and_then_a_lost_file_is_noticed(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,7 @@ from jaxtrain.checkpoint.directory import list_checkpoints, state_path
 from jaxtrain.checkpoint.meta import Meta, Unreadable, read_meta
 from jaxtrain.checkpoint.part import Saved
 from jaxtrain.config import Difference, flat
-from jaxtrain.errors import first_line
+from jaxtrain.errors import CheckpointError, first_line
 from jaxtrain.models.parameters import path_name
 
 _SET_ASIDE = re.compile(r"\d+\.(?:incomplete|unreadable)(?:-\d+)?")
@@ -87,14 +87,14 @@ def bytes_on_disk(path: Path) -> int:
 
 
 def config_changes(directory: Path, steps: Sequence[int]) -> dict[int, list[Difference]]:
-    """What differs, for each step that was saved with another config than the step before it; unreadable ones are not
-    looked at."""
+    """What differs, for each step that was saved with another config than the step before it; unreadable ones and
+    those of another format are not looked at."""
     changes: dict[int, list[Difference]] = {}
     before: Mapping[str, Any] | None = None
     for step in sorted(steps):
         try:
             now = flat(read_meta(directory, step).config)
-        except Unreadable:
+        except (Unreadable, CheckpointError):
             continue
         if before is not None and now != before:
             names = [*now, *(name for name in before if name not in now)]
