@@ -3,7 +3,6 @@
 No GPU is needed, and nothing is trained: it shows what a device will hold and send, before one is rented.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -12,33 +11,34 @@ from pathlib import Path
 
 from rich.console import Console
 
+from jaxtrain.command import Parser, exit_code, leave
 from jaxtrain.config import Config, dump, parse_arguments
 from jaxtrain.config.cluster import ClusterConfig, cluster_names, load_cluster
-from jaxtrain.errors import EXIT_COMPLETE, JaxtrainError, refusing_os_errors
+from jaxtrain.errors import refusing_os_errors
+from jaxtrain.output import outlive_the_terminal
 
 PROGRAM = "python -m jaxtrain.compile"
 WIDTH = 150
 """Columns of the tables where no terminal says how many it has."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Compiles and prints; returns the exit code."""
-    parsed, rest = _parser().parse_known_args(arguments)
-    try:
+def main(arguments: Sequence[str]) -> int:
+    """Runs the verb; returns its exit code (`jaxtrain.errors`)."""
+
+    def work() -> None:
+        parsed, rest = _parser().parse_known_args(arguments)
         request = parse_arguments(PROGRAM, rest)
         if request.print_config:
             sys.stdout.write(dump(request.config))
         else:
             _compile(request.config, load_cluster(parsed.target), parsed.devices, parsed.json, parsed.text)
-    except JaxtrainError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
-    return EXIT_COMPLETE
+
+    return exit_code(work)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=PROGRAM,
+def _parser() -> Parser:
+    parser = Parser(
+        PROGRAM,
         usage="%(prog)s CONFIG [KEY=VALUE ...] --target NAME --devices N [--json] [--text FILE]",
         description="Compile a config's train step for GPUs that aren't there; show its memory and collectives.",
         allow_abbrev=False,
@@ -73,4 +73,5 @@ def _compile(config: Config, cluster: ClusterConfig, devices: int, as_json: bool
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    outlive_the_terminal()
+    leave(main(sys.argv[1:]))

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from jaxtrain.command import Parser, exit_code, leave
 from jaxtrain.data import Dataset, Recipe, Rules, console_progress, find_files, open_dataset, prepare
 from jaxtrain.data.writer import SHARD_TOKENS
-from jaxtrain.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, ConfigError, JaxtrainError
+from jaxtrain.errors import ConfigError
+from jaxtrain.output import outlive_the_terminal
 
 VOCAB = 8192
 HELD_OUT = 0.02
@@ -23,31 +25,29 @@ UTF-8, one document a file. All but Parquet may be compressed (.gz). Killed or i
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Prepares or verifies a data set; returns the exit code."""
-    parsed = _parser().parse_args(arguments)
-    try:
-        with console_progress() as report:
-            if parsed.verify is not None:
-                dataset = _verified(parsed)
-                dataset.verify(report)
-            else:
-                recipe = _recipe(parsed)
-                report("looking for files", 0, 0)
-                dataset = prepare(parsed.output, find_files(parsed.sources), recipe, parsed.workers, report)
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted; the same command goes on from here\n")
-        return EXIT_INTERRUPTED
-    except JaxtrainError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
+def main(arguments: Sequence[str]) -> int:
+    """Runs the verb; returns its exit code (`jaxtrain.errors`)."""
+    return exit_code(
+        lambda: _prepare(_parser().parse_args(arguments)), "interrupted; the same command goes on from here"
+    )
+
+
+def _prepare(parsed: argparse.Namespace) -> None:
+    """Prepares or verifies a data set."""
+    with console_progress() as report:
+        if parsed.verify is not None:
+            dataset = _verified(parsed)
+            dataset.verify(report)
+        else:
+            recipe = _recipe(parsed)
+            report("looking for files", 0, 0)
+            dataset = prepare(parsed.output, find_files(parsed.sources), recipe, parsed.workers, report)
     Console(highlight=False).print(_summary(dataset), soft_wrap=True, markup=False)
-    return EXIT_COMPLETE
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m jaxtrain.prepare",
+def _parser() -> Parser:
+    parser = Parser(
+        "python -m jaxtrain.prepare",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -106,4 +106,5 @@ def _cores() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    outlive_the_terminal()
+    leave(main(sys.argv[1:]))

@@ -11,30 +11,34 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from jaxtrain.errors import EXIT_COMPLETE, JaxtrainError
+from jaxtrain.command import Parser, exit_code, leave
+from jaxtrain.output import outlive_the_terminal
 from jaxtrain.telemetry.pictures import draw_losses, draw_norms, evaluation_title, loss_text
 from jaxtrain.telemetry.run_files import Run, read_run
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the summary of a run and draws its loss, and its norms if it has any; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m jaxtrain.report", description="Show what happened in a run.")
+def main(arguments: Sequence[str]) -> int:
+    """Runs the verb; returns its exit code (`jaxtrain.errors`)."""
+    return exit_code(lambda: _report(_parse(arguments)))
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = Parser("python -m jaxtrain.report", description="Show what happened in a run.")
     parser.add_argument("run", type=Path, metavar="RUN", help="the directory of the run (run_dir in its config)")
     parser.add_argument(
         "--output", type=Path, metavar="FILE.png", help="where the picture goes (default: RUN/loss.png)"
     )
-    parsed = parser.parse_args(arguments)
-    try:
-        run = read_run(parsed.run)
-        pictures = draw(run, parsed.output)
-    except JaxtrainError as error:
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
+    return parser.parse_args(arguments)
+
+
+def _report(parsed: argparse.Namespace) -> None:
+    """Prints the summary of a run and draws its loss, and its norms if it has any."""
+    run = read_run(parsed.run)
+    pictures = draw(run, parsed.output)
     console = Console()
     console.print(summary_table(run))
     for picture in pictures:
         console.print(f"picture: {picture}", highlight=False, soft_wrap=True)
-    return EXIT_COMPLETE
 
 
 def draw(run: Run, output: Path | None) -> list[Path]:
@@ -140,4 +144,5 @@ def _event_rows(run: Run) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    outlive_the_terminal()
+    leave(main(sys.argv[1:]))

@@ -35,6 +35,8 @@ def test_the_verb_gives_the_data_and_the_text_of_a_program(tmp_path: Path) -> No
         ([QUICKSTART, "--devices", "8", "model.layer=3"], "model.layers"),
         (["--devices", "8"], "no configuration file"),
         ([QUICKSTART, "--devices", "8", "--targets", "h100"], "unknown option --targets"),
+        ([QUICKSTART, "--devices", "many"], "--devices: invalid int value: 'many'"),
+        ([QUICKSTART], "--devices"),
     ],
 )
 def test_a_wrong_request_is_refused_in_one_line(
@@ -43,6 +45,7 @@ def test_a_wrong_request_is_refused_in_one_line(
     assert main(arguments) == 2
     shown = capsys.readouterr()
     assert message in shown.err
+    assert shown.err.startswith("error: ")
     assert shown.out == ""
 
 
@@ -59,3 +62,14 @@ def test_it_says_how_it_is_used_and_prints_the_config(capsys: pytest.CaptureFixt
     assert "a100, b200, h100, h200" in capsys.readouterr().out
     assert main([QUICKSTART, "--devices", "8", "seed=17", "--print-config"]) == 0
     assert "seed: 17" in capsys.readouterr().out
+
+
+def test_an_interrupt_is_one_line_and_exit_code_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jaxtrain.compile._compile", interrupted)
+    assert main([QUICKSTART, "--devices", "8"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"

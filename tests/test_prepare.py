@@ -103,6 +103,7 @@ def test_bad_requests_are_refused_in_one_line(tmp_path: Path, capsys: pytest.Cap
         ([tmp_path / "text", *out, "--end-of-document", "x"], "--end-of-document is a token of --tokenizer"),
         ([tmp_path / "text", *out, "--workers", "0"], "--workers 0"),
         ([tmp_path / "text", *out, "--held-out", "1"], "held_out 1.0 is no share"),
+        ([tmp_path / "text", *out, "--workers", "many"], "--workers: invalid int value: 'many'"),
         (["--verify", tmp_path / "none"], "none: no such directory"),
         (["--verify", tmp_path / "none", *out], "--verify takes the data set and nothing else"),
         ([tmp_path / "text", "--output", tmp_path / "text" / "a.jsonl" / "x", "--text-key", "body"], "a.jsonl"),

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from jaxtrain import report
-from jaxtrain.errors import EXIT_BAD_INPUT, EXIT_COMPLETE, ConfigError
+from jaxtrain.errors import EXIT_BAD_INPUT, EXIT_COMPLETE, EXIT_INTERRUPTED, ConfigError
 from jaxtrain.telemetry.events import EventLog
 from jaxtrain.telemetry.metrics import MetricsWriter
 from jaxtrain.telemetry.norms import as_json
@@ -106,16 +106,36 @@ def test_a_missing_foreign_or_empty_run_is_one_clear_line(tmp_path, capsys, make
     assert report.main([str(path)]) == EXIT_BAD_INPUT
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1
-    assert captured.err.startswith(f"{path}: ")
+    assert captured.err.startswith(f"error: {path}: ")
     assert says in captured.err
     assert captured.out == ""
+
+
+def test_a_wrong_command_line_is_one_clear_line(capsys):
+    assert report.main(["a", "b"]) == EXIT_BAD_INPUT
+    assert capsys.readouterr().err.startswith("error: python -m jaxtrain.report: unrecognized arguments: b")
+
+
+def test_an_interrupt_is_one_line_and_exit_code_130(run_dir, monkeypatch, capsys):
+    def interrupted(path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(report, "read_run", interrupted)
+    assert report.main([str(run_dir)]) == EXIT_INTERRUPTED
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_full_terminal_ends_nothing(run_dir):
+    command = f"{sys.executable} -m jaxtrain.report {run_dir} > /dev/full"
+    done = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (EXIT_COMPLETE, "")
 
 
 def test_a_picture_that_cannot_be_written_is_one_clear_line(run_dir, capsys):
     for name in ("missing/picture.png", "picture.docx"):
         picture = run_dir / name
         assert report.main([str(run_dir), "--output", str(picture)]) == EXIT_BAD_INPUT
-        assert capsys.readouterr().err.startswith(f"{picture}: the picture can't be written")
+        assert capsys.readouterr().err.startswith(f"error: {picture}: the picture can't be written")
 
 
 @pytest.mark.parametrize(("name", "says"), [("config.yml", "not YAML"), ("run.json", "line 1: not JSON")])
