@@ -18,6 +18,9 @@ from orbax.checkpoint import multihost
 from jaxtrain.config import DistributedConfig
 from jaxtrain.errors import EXIT_MISSING_WORKER, ConfigError, JaxtrainError, MissingWorkerError, first_line
 
+OF_ONE_PROCESS = ("distributed.", "compile_cache", "data.dir", "data.workers", "data.prefetch")
+"""Keys, or their beginnings, that may differ between the processes of a run."""
+
 _CLUSTER_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "OMPI_COMM_WORLD_SIZE")
 _CLUSTER_FOUND_BY_JAX = ("SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri")
 _PATIENCE = 3600

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from jaxtrain.command import Parser, exit_code, join, leave
 from jaxtrain.errors import ConfigError
-from jaxtrain.output import aligned, outlive_the_terminal
+from jaxtrain.output import aligned, outlive_the_terminal, write_once
 from jaxtrain.telemetry.jsonl import encode
 
 if TYPE_CHECKING:
@@ -43,31 +43,23 @@ def _parse(arguments: Sequence[str]) -> Namespace:
 
 def _evaluate(options: Namespace) -> None:
     from jaxtrain.inference import evaluate_checkpoints
-    from jaxtrain.saved_run import config_of, find_checkpoints
+    from jaxtrain.saved_run import agree_on_request, config_of, find_checkpoints
 
     checkpoints = find_checkpoints(options.run)
     config = config_of(checkpoints[-1], options.overrides)
     devices = join(config)
+    agree_on_request(options.run, checkpoints, config, vars(options))
     results = []
     for result in evaluate_checkpoints(checkpoints, config, devices, ema=options.ema, warn=_warn):
         results.append(result)
-        if options.json and _is_first():
-            sys.stdout.write(_line(result))
-            sys.stdout.flush()
-    if not options.json and _is_first():
-        sys.stdout.write(_table(results))
-
-
-def _is_first() -> bool:
-    """Whether this process is the one that shows what all of them computed."""
-    import jax
-
-    return jax.process_index() == 0
+        if options.json:
+            write_once(_line(result))
+    if not options.json:
+        write_once(_table(results))
 
 
 def _warn(text: str) -> None:
-    if _is_first():
-        sys.stderr.write(f"warning: {text}\n")
+    write_once(f"warning: {text}\n", sys.stderr)
 
 
 def _line(result: "Evaluated") -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from jaxtrain.command import Parser, exit_code, join, leave
 from jaxtrain.errors import ConfigError
-from jaxtrain.output import outlive_the_terminal
+from jaxtrain.output import outlive_the_terminal, write_once
 
 if TYPE_CHECKING:
     from jaxtrain.config import Config
@@ -70,20 +70,23 @@ def _check(options: Namespace) -> None:
 
 def _generate(options: Namespace) -> None:
     from jaxtrain.generation import Generator, encode_prompts, read_prompts, room_for_tokens
-    from jaxtrain.inference import inference_program, restore_model
-    from jaxtrain.saved_run import config_of, find_checkpoint
+    from jaxtrain.inference import inference_program
+    from jaxtrain.saved_run import agree_on_request, config_of, find_checkpoint
+    from jaxtrain.weights import restore_weights
 
     texts = read_prompts(options.prompt, options.prompts)
     saved = find_checkpoint(options.run)
     config = config_of(saved, options.overrides)
-    program = inference_program(config, join(config), rows=1)
+    devices = join(config)
+    agree_on_request(options.run, [saved], config, {**vars(options), "prompts": texts})
+    program = inference_program(config, devices, rows=1)
     task = _generative(program.task)
     vocabulary = _vocabulary(options, saved.directory.parent, config)
     if vocabulary.entries > task.vocab:
         raise ConfigError(f"the tokenizer has {vocabulary.entries} entries, the model only rows for {task.vocab}")
     prompts = encode_prompts(texts, vocabulary, task.sequence)
     most = room_for_tokens(options.tokens, prompts, task.sequence)
-    params = restore_model(program, saved, ema=options.ema)
+    params = restore_weights(saved, program, "ema" if options.ema else "params")
     sampling = _sampling(options)
     generator = Generator(program, params, vocabulary.entries, vocabulary.end, sampling, most, options.seed)
     if len(prompts) == 1 and not options.json:
@@ -95,33 +98,24 @@ def _generate(options: Namespace) -> None:
             text = vocabulary.continuation(prompts[number], continuation.tokens)
             if options.json:
                 ended = {"tokens": continuation.tokens, "ended": continuation.ended}
-                _write(json.dumps({"prompt": texts[number], "text": text, **ended}, ensure_ascii=False) + "\n")
+                write_once(json.dumps({"prompt": texts[number], "text": text, **ended}, ensure_ascii=False) + "\n")
             else:
-                _write(f"--- {number + 1} of {len(prompts)}\n{texts[number]}{text}\n")
+                write_once(f"--- {number + 1} of {len(prompts)}\n{texts[number]}{text}\n")
 
 
 def _write_growing(generator: "Generator", vocabulary: "Vocabulary", text: str, prompt: list[int]) -> None:
     """The prompt and what follows it, as soon as it is there."""
-    _write(text)
+    write_once(text)
     shown = ""
     for (continuation,) in generator.stream([prompt], STREAMED_AT_ONCE):
         shown = _write_more(vocabulary.continuation(prompt, continuation.tokens, whole=False), shown)
     _write_more(vocabulary.continuation(prompt, continuation.tokens), shown)
-    _write("\n")
+    write_once("\n")
 
 
 def _write_more(text: str, shown: str) -> str:
-    _write(text.removeprefix(shown))
-    sys.stdout.flush()
+    write_once(text.removeprefix(shown))
     return text
-
-
-def _write(text: str) -> None:
-    """Only one of several processes shows what all of them computed."""
-    import jax
-
-    if jax.process_index() == 0:
-        sys.stdout.write(text)
 
 
 def _vocabulary(options: Namespace, run: Path, config: "Config") -> "Vocabulary":

@@ -3,21 +3,20 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 
 from jaxtrain import distributed
-from jaxtrain.checkpoint import Saved, restore_part
+from jaxtrain.checkpoint import Saved
 from jaxtrain.config import Config, resolve_mesh
 from jaxtrain.data import Table
 from jaxtrain.evaluation import Evaluator
 from jaxtrain.models.task import Generative, Mean
-from jaxtrain.optimizer import weights
 from jaxtrain.placement import Placement
 from jaxtrain.program import Program, build
 from jaxtrain.sharding import BATCH_AXES
-from jaxtrain.training_data import open_data, refuse_other_fields
+from jaxtrain.training_data import agree_on_data, open_data, refuse_other_fields
+from jaxtrain.weights import restore_weights
 
 HELD_OUT = "held_out"
 
@@ -35,25 +34,8 @@ def inference_program(config: Config, devices: Sequence[jax.Device], rows: int) 
     for axis in BATCH_AXES:
         shards *= sizes[axis]
     evaluation = config.eval.model_copy(update={"batch": None})
-    update = {"global_batch": -(-rows // shards) * shards, "microbatch": None, "eval": evaluation}
+    update = {"global_batch": -(-rows // shards) * shards, "batch_ramp": (), "microbatch": None, "eval": evaluation}
     return build(config.model_copy(update=update), devices)
-
-
-def restore_model(program: Program, saved: Saved, *, ema: bool = False) -> Any:
-    """The parameters of a checkpoint, or their moving average, in the program's shardings and verified.
-
-    Raises:
-        ConfigError: the checkpoint has none, or others than the program.
-        CheckpointError: it can't be read.
-    """
-    state = {}
-    if ema and "ema" in program.state:
-        state["ema"] = restore_part(saved, program.state["ema"], "ema")
-        if len(jax.tree.leaves(state["ema"])) == len(jax.tree.leaves(program.state["params"])):
-            return state["ema"]
-    # Frozen parameters have no average of their own.
-    state["params"] = restore_part(saved, program.state["params"])
-    return weights(state, "ema" if ema else "params")
 
 
 @dataclass(frozen=True)
@@ -95,13 +77,14 @@ def evaluate_checkpoints(
     with distributed.together("open the data to evaluate on"):
         data = open_data(config.model_copy(update={"eval": evaluation}))
         refuse_other_fields(data, program.eval_batch)
+    agree_on_data(data)
     assert data.held_out is not None, "opened for evaluation"
     placement, rows = Placement(program.eval_batch), program.config.eval_batch
     tables: dict[str, Table] = {HELD_OUT: data.held_out, **{name: one.table for name, one in data.eval_sets.items()}}
     for saved in checkpoints:
         if saved.meta.data_hash != data.hash:
             warn(f"{data.where}: the data are others than step {saved.meta.step} was trained on")
-        params = restore_model(program, saved, ema=ema)
+        params = restore_weights(saved, program, "ema" if ema else "params")
         for name, table in tables.items():
             evaluator = Evaluator(program.eval_step, placement, table, rows, config.data.prefetch)
             totals = evaluator.totals(params)

@@ -31,12 +31,10 @@ from jaxtrain.recorder import Recorder
 from jaxtrain.run_directory import RunDirectory
 from jaxtrain.telemetry.utilisation import model_flops_utilisation, peak_flops
 from jaxtrain.token_data import differing_parts
-from jaxtrain.training_data import TrainingData, open_data, refuse_other_fields
+from jaxtrain.training_data import TrainingData, agree_on_data, open_data, refuse_other_fields
 
 MOST_SKIPPED_IN_A_ROW = 100
 """With `non_finite: skip`; the state is unchanged meanwhile, so more would follow without end."""
-_OF_ONE_PROCESS = ("distributed.", "compile_cache", "data.dir", "data.workers", "data.prefetch")
-"""Keys, or their beginnings, that may differ between the processes of a run."""
 
 
 def run(config: Config, devices: Sequence[jax.Device], started: float | None = None) -> None:
@@ -108,7 +106,7 @@ def _compared_values(config: Config) -> dict[str, Any]:
     """What must be the same in all processes; as many entries in each, whatever its config."""
     values = {name: value_at(config, name) for name, key in keys().items() if not key.is_section}
     values |= {name: getattr(getattr(config, name), "own_keys", None) for name in ("model", "data")}
-    return {name: value for name, value in values.items() if not name.startswith(_OF_ONE_PROCESS)}
+    return {name: value for name, value in values.items() if not name.startswith(distributed.OF_ONE_PROCESS)}
 
 
 def open_recorder(
@@ -169,11 +167,7 @@ def refuse_other_data(data: TrainingData, newest: Meta | None) -> None:
             f"{where}: the data are others than the run was started on (content {data.hash[:12]}, "
             f"the checkpoint has {newest.data_hash[:12]}); give it the old ones, or choose another run_dir"
         )
-    if not distributed.same_everywhere(int(data.hash[:12], 16)):
-        raise ConfigError(f"{data.where}: the processes see different data sets; give all of them the same files")
-    sets = {name: given.hash for name, given in data.eval_sets.items()}
-    if not distributed.same_everywhere(zlib.crc32(repr(sets).encode())):
-        raise ConfigError(f"eval.sets: the processes see different data sets (here: {', '.join(sets) or 'none'})")
+    agree_on_data(data)
 
 
 @dataclass(frozen=True)

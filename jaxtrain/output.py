@@ -21,6 +21,16 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write_once(text: str, stream: TextIO | None = None) -> None:
+    """Shows on stdout, or on `stream`, what all processes of a group computed: only the first of them does, at once."""
+    import jax
+
+    if jax.process_index() == 0:
+        stream = sys.stdout if stream is None else stream
+        stream.write(text)
+        stream.flush()
+
+
 class _Optional(io.TextIOWrapper):
     """A text stream that goes quiet where nothing can be written any more, such as to `| head` once it has ended."""
 

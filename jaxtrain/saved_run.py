@@ -1,10 +1,13 @@
 """A run that another command looks at or starts from: `RUN[@STEP]`, and the checkpoint that this means."""
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from jaxtrain import distributed
 from jaxtrain.checkpoint import Saved, list_checkpoints, open_saved
-from jaxtrain.config import Config, from_saved
+from jaxtrain.config import Config, flat, from_saved
 from jaxtrain.errors import ConfigError
 from jaxtrain.run_directory import RunDirectory
 
@@ -79,10 +82,35 @@ def checkpoints_of(path: Path) -> Path:
 def config_of(saved: Saved, overrides: Sequence[str] = ()) -> Config:
     """The config of the run that saved a checkpoint, for this machine: mesh and the like at their defaults.
 
+    The run's batches need not divide over the mesh; who builds a program for others has them judged.
+
     Raises:
         ConfigError: the overrides are wrong, or the run was by a version with other keys.
     """
     values = {name: value for name, value in saved.meta.config.items() if name not in _OF_THE_MACHINE}
     if rules := (saved.meta.config.get("sharding") or {}).get("rules"):
         values["sharding"] = {"rules": rules}  # names that the run's own task gives its dimensions
-    return from_saved(values, str(saved.path), overrides)
+    return from_saved(values, str(saved.path), overrides, batches=False)
+
+
+def agree_on_request(run: str, checkpoints: Sequence[Saved], config: Config, options: Mapping[str, Any]) -> None:
+    """Raises a ConfigError where the processes found different checkpoints, or were asked for different things.
+
+    Args:
+        options: of the command line, beside the run and the keys of its config.
+    """
+    steps = [(saved.meta.step, saved.meta.checksums) for saved in checkpoints]
+    flat_config = flat(config.to_dict())
+    values = {name: value for name, value in flat_config.items() if not name.startswith(distributed.OF_ONE_PROCESS)}
+    others = sorted((name, value) for name, value in options.items() if name not in ("run", "overrides"))
+    differing = distributed.differing([zlib.crc32(repr(what).encode()) for what in (steps, values, others)])
+    if not differing:
+        return
+    if 0 in differing:
+        here = ", ".join(str(saved.meta.step) for saved in checkpoints)
+        raise ConfigError(
+            f"{run}: the processes found different checkpoints there (here: {here}); name one, as in RUN@STEP, "
+            f"in a directory that all of them share"
+        )
+    what = " and ".join({1: "keys of the config", 2: "options"}[index] for index in differing)
+    raise ConfigError(f"{run}: the processes were started with different {what}; give all the same")

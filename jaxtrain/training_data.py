@@ -1,6 +1,7 @@
 """The data of a run, of whatever kind: which rows there are, in which order, and the held-out ones."""
 
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from jaxtrain import distributed
 from jaxtrain.config import Config, DigitsDataConfig, MixtureDataConfig, OwnDataConfig, TokenDataConfig, TokenRowsConfig
 from jaxtrain.data import (
     FILLER,
@@ -110,6 +112,15 @@ def _open_own(data: OwnDataConfig, config: Config) -> Tables:
     if not isinstance(made.hash, str) or not re.fullmatch(r"[0-9a-f]{12,}", made.hash):
         raise ConfigError(f"{what} whose hash is {made.hash!r}; it must be 12 hexadecimal digits or more")
     return Tables(made.train, made.held_out, made.hash, sets)
+
+
+def agree_on_data(data: TrainingData) -> None:
+    """Raises a ConfigError where the processes see different data."""
+    if not distributed.same_everywhere(int(data.hash[:12], 16)):
+        raise ConfigError(f"{data.where}: the processes see different data sets; give all of them the same files")
+    sets = {name: given.hash for name, given in data.eval_sets.items()}
+    if not distributed.same_everywhere(zlib.crc32(repr(sets).encode())):
+        raise ConfigError(f"eval.sets: the processes see different data sets (here: {', '.join(sets) or 'none'})")
 
 
 def refuse_other_fields(data: TrainingData, example: Mapping[str, Any]) -> None:

@@ -221,11 +221,18 @@ def start_group(
     arguments: Sequence[str], processes: int = 2, devices: int = 4, program: Sequence[str] = PROGRAM
 ) -> list[subprocess.Popen[str]]:
     """One run in several real processes of `devices` virtual devices each."""
+    return start_each([arguments] * processes, devices, program)
+
+
+def start_each(
+    arguments: Sequence[Sequence[str]], devices: int = 4, program: Sequence[str] = PROGRAM
+) -> list[subprocess.Popen[str]]:
+    """As `start_group`, each process with arguments of its own."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    group = [f"distributed.coordinator=localhost:{port}", f"distributed.processes={processes}"]
-    return [start([*arguments, *group, f"distributed.process_id={i}"], devices, program) for i in range(processes)]
+    group = [f"distributed.coordinator=localhost:{port}", f"distributed.processes={len(arguments)}"]
+    return [start([*own, *group, f"distributed.process_id={i}"], devices, program) for i, own in enumerate(arguments)]
 
 
 def train_group(
@@ -236,7 +243,14 @@ def train_group(
     program: Sequence[str] = PROGRAM,
 ) -> list[tuple[int, str]]:
     """Runs a group to its end; returns each process's exit code and output."""
-    group = start_group(arguments, processes, devices, program)
+    return train_each([arguments] * processes, program, devices, timeout)
+
+
+def train_each(
+    arguments: Sequence[Sequence[str]], program: Sequence[str] = PROGRAM, devices: int = 4, timeout: int = 240
+) -> list[tuple[int, str]]:
+    """As `train_group`, of processes that are given different arguments."""
+    group = start_each(arguments, devices, program)
     try:
         outputs = [process.communicate(timeout=timeout)[0] for process in group]
     finally:

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from jaxtrain.config import load
 from jaxtrain.evaluate import main
 from jaxtrain.telemetry.metrics import read_metrics
 from tests.factories import make_dataset, make_documents
-from tests.runs import content, run_here, tiny_config, train_group
+from tests.runs import content, run_here, tiny_config, train_each, train_group
 
 
 @pytest.fixture(autouse=True)
@@ -131,6 +132,19 @@ def test_the_moving_average_has_the_loss_that_the_run_wrote(
     assert losses[0] != losses[1]
 
 
+@pytest.mark.parametrize("mesh", [[], ["mesh.data=8"], ["mesh.data=2", "mesh.fsdp=4"]])
+@pytest.mark.parametrize(
+    "batches", [["global_batch=6"], ["batch_ramp=[{steps: 1, global_batch: 2}]"], ["eval.batch=4"]]
+)
+def test_the_batches_of_the_run_need_not_divide_over_the_mesh(
+    batches: list[str], mesh: list[str], tmp_path: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_here(tiny_config(tmp_path, tiny_data, "steps=2", "eval.every=2", *batches))
+    capsys.readouterr()
+    (line,) = evaluated([str(tmp_path / "run"), *mesh], capsys)
+    assert line["loss"] == pytest.approx(of_the_run(tmp_path / "run")[2]["eval_loss"], rel=1e-6)
+
+
 def test_a_mixture_is_evaluated_on_sets_too(
     tmp_path: Path, tiny_data: Path, other_data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,8 +190,7 @@ REFUSED = {
     "a set that is not there": (["{run}", "--set", "wiki=nowhere"], ["nowhere"]),
     "a name with a dash": (["{run}", "--set", "my-set={data}"], ["my-set"]),
     "the name of the held-out rows": (["{run}", "--set", "held_out={data}"], ["held_out"]),
-    "a batch that does not divide": (["{run}", "mesh.data=8", "eval.batch=3"], ["eval.batch=3"]),
-    "no moving average": (["{run}", "--ema"], ["ema"]),
+    "no moving average": (["{run}", "--ema"], ["keeps no moving average of the weights"]),
 }
 
 
@@ -206,3 +219,14 @@ def test_two_processes_give_one_table_of_the_same_numbers(run: Path, capsys: pyt
     assert "{" not in second[1]
     assert [line["set"] for line in lines] == [line["set"] for line in wanted]
     assert [line["loss"] for line in lines] == pytest.approx([line["loss"] for line in wanted], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_that_find_different_steps_are_refused(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "elsewhere" / "run"
+    shutil.copytree(run, copy)
+    shutil.rmtree(copy / "checkpoints" / "10")
+    for process, (code, output) in enumerate(train_each([[str(run)], [str(copy)]], ("-m", "jaxtrain.evaluate"))):
+        assert code == 2, output
+        assert "error: " in output
+        assert f"the processes found different checkpoints there (here: {(10, 5)[process]})" in output

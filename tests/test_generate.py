@@ -12,7 +12,7 @@ import pytest
 from jaxtrain.config import load
 from jaxtrain.generate import main
 from tests.factories import byte_tokenizer
-from tests.runs import Straight, content, run_here, start, train_group
+from tests.runs import Straight, content, run_here, start, train_each, train_group
 
 GREEDY = ["--temperature", "0", "--tokens", "6", "--json"]
 VIT = """
@@ -160,7 +160,7 @@ REFUSED = {
     "an unknown key": (["--prompt", "x", "mesh.tensr=2"], ["mesh.tensr", "mesh.tensor"]),
     "a mesh that does not fit": (["--prompt", "x", "mesh.tensor=3"], ["mesh.tensor=3"]),
     "a missing file": (["--prompts", "nowhere.txt"], ["nowhere.txt"]),
-    "no moving average": (["--prompt", "x", "--ema"], ["ema"]),
+    "no moving average": (["--prompt", "x", "--ema"], ["keeps no moving average of the weights"]),
     "no tokenizer there": (["--prompt", "x", "--tokenizer", "nowhere"], ["nowhere"]),
 }
 
@@ -187,6 +187,15 @@ def test_two_processes_give_the_same_text_once(run: str, capsys: pytest.CaptureF
     assert (first[0], second[0]) == (0, 0), first[1] + second[1]
     assert [json.loads(line) for line in first[1].splitlines() if line.startswith("{")] == wanted
     assert "{" not in second[1]
+
+
+@pytest.mark.slow
+def test_two_processes_that_were_asked_for_different_things_are_refused(run: str) -> None:
+    asked = [[run, "--prompt", prompt, *GREEDY] for prompt in ("x", "longer")]
+    for code, output in train_each(asked, ("-m", "jaxtrain.generate")):
+        assert code == 2, output
+        assert "error: " in output
+        assert "the processes were started with different options; give all the same" in output
 
 
 @pytest.mark.slow

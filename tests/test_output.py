@@ -8,9 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from jaxtrain.output import write_once
 from tests.runs import environment, write_tiny
 
-pytestmark = pytest.mark.slow
+
+@pytest.mark.parametrize(("process", "shown"), [(0, "one"), (1, "")])
+def test_what_all_processes_computed_is_shown_by_the_first(
+    process: int, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("jax.process_index", lambda: process)
+    write_once("one")
+    write_once("one", sys.stderr)
+    assert tuple(capsys.readouterr()) == (shown, shown)
 
 
 def shell(line: str, config: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -26,6 +35,7 @@ def shell(line: str, config: Path, **variables: str) -> subprocess.CompletedProc
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["TRAIN | head -1", "TRAIN > /dev/full", "TRAIN <&- >&- 2>&-"])
 def test_a_closed_or_full_terminal_ends_no_run(line: str, tmp_path: Path, tiny_data: Path) -> None:
     result = shell(line, write_tiny(tmp_path, tiny_data))
@@ -35,6 +45,7 @@ def test_a_closed_or_full_terminal_ends_no_run(line: str, tmp_path: Path, tiny_d
     assert [json.loads(line)["step"] for line in lines] == list(range(1, 11))
 
 
+@pytest.mark.slow
 def test_letters_that_a_terminal_cannot_show_end_no_run(tmp_path: Path, tiny_data: Path) -> None:
     folder = tmp_path / "caf\u00e9"
     folder.mkdir()

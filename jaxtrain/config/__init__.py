@@ -3,7 +3,7 @@
 from jaxtrain.config.arguments import Arguments, parse_arguments
 from jaxtrain.config.base import Section
 from jaxtrain.config.batches import BatchPlan, Phase
-from jaxtrain.config.checks import check, check_layout, check_steps, resolve_mesh
+from jaxtrain.config.checks import BATCH_AXES, check, check_layout, check_steps, resolve_mesh
 from jaxtrain.config.data import (
     DataConfig,
     DigitsDataConfig,
@@ -54,6 +54,7 @@ from jaxtrain.config.schema import (
 from jaxtrain.config.tree import flat, keys, value_at
 
 __all__ = [
+    "BATCH_AXES",
     "AdafactorConfig",
     "AdamWConfig",
     "Arguments",

@@ -26,15 +26,20 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     return _judged([*read_chain(Path(path), problems)], overrides, problems, str(path))
 
 
-def from_saved(values: Mapping[str, Any], place: str, overrides: Sequence[str] = ()) -> Config:
+def from_saved(values: Mapping[str, Any], place: str, overrides: Sequence[str] = (), *, batches: bool = True) -> Config:
     """The configuration that `Config.to_dict()` gave earlier, with overrides; `place` is where it was saved.
+
+    Args:
+        batches: whether its batches must divide over the mesh; False for a reader that has other ones.
 
     Raises ConfigError as `load` does, also for keys that this version no longer has.
     """
-    return _judged([as_node(values, place)], overrides, [], place)
+    return _judged([as_node(values, place)], overrides, [], place, batches=batches)
 
 
-def _judged(layers: list[Node], overrides: Sequence[str], problems: list[str], place: str) -> Config:
+def _judged(
+    layers: list[Node], overrides: Sequence[str], problems: list[str], place: str, *, batches: bool = True
+) -> Config:
     merged = reduce(lambda base, child: overlay(base, child, ROOT), [*layers, read_overrides(overrides, problems)])
     origins = dict(places(merged))
     config = None
@@ -44,7 +49,7 @@ def _judged(layers: list[Node], overrides: Sequence[str], problems: list[str], p
         problems += explain(error, origins, default_place=place)
     if config is None or problems:
         raise ConfigError("\n".join(problems))
-    check(config)
+    check(config, batches=batches)
     return config
 
 

@@ -8,9 +8,6 @@ from jax.sharding import AxisType, Mesh
 MESH_AXES = ("pipeline", "data", "fsdp", "expert", "context", "tensor")
 """Outermost first: neighbours in the last axis are the closest devices, and tensor parallelism talks most."""
 
-BATCH_AXES = ("data", "fsdp", "expert")
-"""The mesh axes over which the rows of a batch are split."""
-
 
 def make_mesh(axis_sizes: Mapping[str, int], devices: Sequence[jax.Device]) -> Mesh:
     """A mesh of `devices` with all of `MESH_AXES`, each of the given size.

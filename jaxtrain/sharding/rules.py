@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from jax.sharding import PartitionSpec
 
+from jaxtrain.config import BATCH_AXES
 from jaxtrain.errors import ConfigError
-from jaxtrain.sharding.mesh import BATCH_AXES
 
 Rules = Mapping[str, tuple[str, ...]]
 

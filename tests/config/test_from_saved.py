@@ -29,3 +29,14 @@ def test_faults_are_placed_where_it_was_saved_or_at_the_override(tmp_path: Path)
         from_saved(values, "runs/a/checkpoints/5", ["log_evry=7"])
     assert "runs/a/checkpoints/5: unknown key of_the_future" in str(error.value)
     assert "override log_evry=7: unknown key log_evry; did you mean log_every?" in str(error.value)
+
+
+def test_a_reader_with_other_batches_is_free_to_choose_a_mesh_but_not_one_that_splits_the_model_unevenly(
+    tmp_path: Path,
+) -> None:
+    values = {**saved(tmp_path), "global_batch": 8}
+    with pytest.raises(ConfigError, match="global_batch=8 doesn't divide over 16 batch shards"):
+        from_saved(values, "here", ["mesh.data=16"])
+    assert from_saved(values, "here", ["mesh.data=16"], batches=False).mesh.data == 16
+    with pytest.raises(ConfigError, match="mesh.tensor=7"):
+        from_saved(values, "here", ["mesh.tensor=7"], batches=False)

@@ -8,6 +8,8 @@ from jaxtrain.config.model import DecoderConfig, OwnModelConfig, VitConfig
 from jaxtrain.config.schema import Config, MeshConfig
 
 BATCH_AXES = ("data", "fsdp", "expert")
+"""The mesh axes over which the rows of a batch are split."""
+
 UNSUPPORTED_AXES = ("pipeline", "expert", "context")
 
 
@@ -59,10 +61,10 @@ def check_distributed(config: Config) -> Iterator[Problem]:
         yield Problem(keys[1:], f"{valued(config, keys[1:])}: process_id may be at most {processes - 1}")
 
 
-def check_parts(config: Config, sizes: Mapping[str, int]) -> Iterator[Problem]:
+def check_parts(config: Config, sizes: Mapping[str, int], *, batches: bool = True) -> Iterator[Problem]:
     yield from _tensor(config, sizes.get("tensor", 1))
     yield from _fsdp(config, sizes.get("fsdp", 1))
-    if all(axis in sizes for axis in BATCH_AXES):
+    if batches and all(axis in sizes for axis in BATCH_AXES):
         yield from _batches(config, {axis: sizes[axis] for axis in BATCH_AXES})
 
 
