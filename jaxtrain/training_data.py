@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from jaxtrain import distributed
 from jaxtrain.config import Config, DigitsDataConfig, MixtureDataConfig, OwnDataConfig, TokenDataConfig, TokenRowsConfig
+from jaxtrain.config.data import SET_NAME, may_name_a_set
 from jaxtrain.data import (
     FILLER,
     MixtureTable,
@@ -98,8 +99,8 @@ def _open_own(data: OwnDataConfig, config: Config) -> Tables:
         raise ConfigError(f"{what} without {', '.join(missing)}; return jaxtrain.data.Tables(train, held_out)")
     sets = getattr(made, "sets", {})
     for name in sets:
-        if not isinstance(name, str) or not name.isidentifier():
-            raise ConfigError(f"{what} with a set named {name!r}; a name of letters, digits and _ can stand in metrics")
+        if not may_name_a_set(name):
+            raise ConfigError(f"{what} with a set named {name!r}; {SET_NAME}")
     for name, table in {"train": made.train, "held_out": made.held_out, **sets}.items():
         if table is None and name == "held_out":
             continue

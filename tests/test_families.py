@@ -184,8 +184,11 @@ DATA_REFUSED = {
     "no data": ("arrays, rows: 3", [], "gives a ndarray without train, held_out, hash; return jaxtrain.data.Tables"),
     "no table": ("Bare", [], "gives a Bare whose train is a list, no table; it needs len() and assemble(row_ids)"),
     "a set of another name": (
-        "in_parts, rows: 64, names: [near, 'far off']", [], "with a set named 'far off'; a name of letters",
+        "in_parts, rows: 64, names: [near, 'far off']", [], "with a set named 'far off'; a name has small letters",
     ),
+    "a set that is named as the training rows": ("in_parts, rows: 64, names: [near, train]", [], "a set named 'train'"),
+    "a set that is named as what is held out": ("in_parts, rows: 64, names: [held_out, b]", [], "named 'held_out'"),
+    "a set that is named as an average is": ("in_parts, rows: 64, names: [near, ema_near]", [], "set named 'ema_near'"),
     "no row": ("Empty", [], "gives a Empty whose train has no row"),
     "no hash": ("Unhashed", [], "gives a Unhashed whose hash is 7; it must be 12 hexadecimal digits or more"),
     "nothing held out": ("flat, rows: 9", ["eval.every=1"], "holds nothing out to evaluate on; set eval.every=0"),

@@ -1,6 +1,7 @@
 """The keys of `data`: what is read, and how it becomes batches."""
 
 import math
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -90,6 +91,19 @@ DataConfig = Annotated[
     Field(discriminator="kind"),
     BeforeValidator(choose_by_default("kind", "tokens", or_target=True)),
 ]
+
+SET_NAME = "a name has small letters, digits and _, is not train, held_out or ema and doesn't begin with ema_"
+
+
+def may_name_a_set(name: object) -> bool:
+    """Whether rows to evaluate on can have this name beside those that the data and the metrics have of their own.
+
+    `SET_NAME` says in words which can.
+    """
+    if not isinstance(name, str) or not re.fullmatch("[a-z][a-z0-9_]*", name):
+        return False
+    return name not in ("train", "held_out", "ema") and not name.startswith("ema_")
+
 
 LONGEST_PATTERN = 100_000
 """Rows after which a mixture's components have come exactly by their weights: five digits of a weight."""

@@ -6,7 +6,6 @@ stands in `checks/`. Keys, defaults and descriptions are published as JSON schem
 """
 
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -26,7 +25,14 @@ from jaxtrain.config.base import (
     setting,
 )
 from jaxtrain.config.batches import BatchPlan
-from jaxtrain.config.data import DataConfig, OwnDataConfig, TokenDataConfig, TokenRowsConfig
+from jaxtrain.config.data import (
+    SET_NAME,
+    DataConfig,
+    OwnDataConfig,
+    TokenDataConfig,
+    TokenRowsConfig,
+    may_name_a_set,
+)
 from jaxtrain.config.model import DecoderConfig, ModelConfig, OwnModelConfig
 from jaxtrain.config.optimizer import AdamWConfig, EmaConfig, OptimizerConfig
 
@@ -73,11 +79,8 @@ class EvalSets(OpenSection):
     @model_validator(mode="after")
     def _named_well(self) -> Self:
         for name in self.own_keys:
-            if not re.fullmatch("[a-z][a-z0-9_]*", name) or name == "held_out" or name.startswith("ema"):
-                raise ValueError(
-                    f"holds the name {name}; a name has small letters, digits and _, "
-                    f"is not held_out and doesn't begin with ema"
-                )
+            if not may_name_a_set(name):
+                raise ValueError(f"holds the name {name}; {SET_NAME}")
         return self
 
 

@@ -94,8 +94,8 @@ class Tables:
     def __post_init__(self) -> None:
         if self.hash:
             return
-        tables = {"train": self.train, "held_out": self.held_out, **self.sets}
-        parts = [getattr(table, "hash", None) for table in tables.values() if table is not None]
+        tables = [self.train, self.held_out, *self.sets.values()]
+        parts = [getattr(table, "hash", None) for table in tables if table is not None]
         if not all(isinstance(part, str) and part for part in parts):
             kind = type(self.train).__name__
             raise ConfigError(f"{kind} doesn't know a hash of its content; give Tables(…, hash=…) one, in hex")

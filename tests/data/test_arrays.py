@@ -73,6 +73,8 @@ def test_a_data_set_in_memory_knows_its_hash_which_the_held_out_rows_are_part_of
     hashes = {Tables(train).hash, Tables(train, train).hash, Tables(train, ArrayTable({"x": np.ones(3)})).hash}
     hashes |= {Tables(train, sets={name: train}).hash for name in ("a", "b")}
     assert len(hashes) == 5
+    other = ArrayTable({"x": np.ones(3)})
+    assert Tables(train, sets={"train": other}).hash != Tables(other, sets={"train": other}).hash
     assert Tables(train, hash="abc").hash == "abc"
     with pytest.raises(ConfigError, match="IdTable doesn't know a hash of its content"):
         Tables(IdTable(3))
