@@ -21,8 +21,10 @@ from jaxtrain.data import (
     open_dataset,
 )
 from jaxtrain.data.best_fit import VERSION as BEST_FIT_VERSION
-from jaxtrain.data.manifest import parse_manifest
+from jaxtrain.data.manifest import TokenizerRecord, parse_manifest
 from jaxtrain.errors import ConfigError
+
+TOKENIZER = "tokenizer"
 
 
 @dataclass(frozen=True)
@@ -95,17 +97,18 @@ def open_eval_sets(data: TokenRowsConfig, config: Config) -> dict[str, EvalSet]:
     """The data sets of `eval.sets`, by name, in rows as those that are trained on.
 
     Raises:
-        ConfigError: one is missing, or was made with another tokenizer than the data.
+        ConfigError: one is missing, or was made with another tokenizer or end of document than the data.
         DataError: one is damaged, or holds nothing.
     """
     home = directories(data)[0]
     found = {}
     for name, directory in config.eval.sets.own_keys.items():
         dataset, own = open_dataset(directory), parse_manifest(home)[0].tokenizer
-        if dataset.manifest.tokenizer.sha256 != own.sha256:
+        if (differing := _tokenised_otherwise(dataset.manifest.tokenizer, own)) is not None:
+            option = "" if differing == TOKENIZER else ", and the same --end-of-document"
             raise ConfigError(
-                f"eval.sets.{name}={directory} was made with another tokenizer than the data in {home}; "
-                f"prepare it again with --tokenizer {home / own.file}"
+                f"eval.sets.{name}={directory} was made with another {differing} than the data in {home}; "
+                f"prepare it again with --tokenizer {home / own.file}{option}"
             )
         split = "held_out" if _holds_out(dataset) else "train"
         found[name] = EvalSet(_table(dataset, split, data, config), f"{_identity(dataset, data)} {split}")
@@ -159,12 +162,27 @@ def _refuse_other_tokenizers(datasets: dict[str, Dataset]) -> None:
     (first, reference), *others = datasets.items()
     for name, dataset in others:
         one, other = reference.manifest.tokenizer, dataset.manifest.tokenizer
-        if (one.sha256, one.end_of_document) != (other.sha256, other.end_of_document):
+        differing = _tokenised_otherwise(one, other)
+        what = f"data.mixture: {first} ({reference.directory}) and {name} ({dataset.directory}) were"
+        if differing == TOKENIZER:
             raise ConfigError(
-                f"data.mixture: {first} ({reference.directory}) and {name} ({dataset.directory}) were tokenised by "
-                f"different tokenizers, with {one.vocab_size} and {other.vocab_size} entries: prepare one of them "
-                "again with --tokenizer and the other's tokenizer.json"
+                f"{what} tokenised by different tokenizers, with {one.vocab_size} and {other.vocab_size} entries: "
+                "prepare one of them again with --tokenizer and the other's tokenizer.json"
             )
+        if differing is not None:
+            raise ConfigError(
+                f"{what} made with another {differing}: prepare one of them again with --tokenizer, "
+                "the other's tokenizer.json and the same --end-of-document"
+            )
+
+
+def _tokenised_otherwise(one: TokenizerRecord, other: TokenizerRecord) -> str | None:
+    """What differs between how two data sets were made into tokens; None where a model may read both."""
+    if one.sha256 != other.sha256:
+        return TOKENIZER
+    if one.end_of_document != other.end_of_document:
+        return f"end of document (id {one.end_of_document}, not {other.end_of_document})"
+    return None
 
 
 def _rows(table: RowTable) -> str:

@@ -12,7 +12,7 @@ import pytest
 from jaxtrain.config import load
 from jaxtrain.evaluate import main
 from jaxtrain.telemetry.metrics import read_metrics
-from tests.factories import make_dataset, make_documents
+from tests.factories import edit_manifest, make_dataset, make_documents
 from tests.runs import content, run_here, tiny_config, train_each, train_group
 
 
@@ -207,6 +207,17 @@ def test_a_set_of_another_tokenizer_is_refused(run: Path, tmp_path: Path, capsys
     message = refused([str(run), "--set", f"foreign={tmp_path / 'foreign'}"], capsys)
     assert "eval.sets.foreign" in message
     assert "another tokenizer" in message
+
+
+def test_a_set_of_another_end_of_document_is_refused(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_dataset(tmp_path / "ended", make_documents([20] * 8))
+    edit_manifest(tmp_path / "ended", lambda manifest: manifest["tokenizer"].update(end_of_document=7))
+    message = refused([str(run), "--set", f"ended={tmp_path / 'ended'}"], capsys)
+    assert "eval.sets.ended" in message
+    assert "another end of document (id 7, not None)" in message
+    assert "--end-of-document" in message
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from jaxtrain.errors import ConfigError
 from jaxtrain.prepare import main as prepare
 from jaxtrain.telemetry.metrics import read_metrics
 from tests.data.prepare.corpus import text, write_json_lines
-from tests.factories import byte_tokenizer, make_dataset, make_documents
+from tests.factories import byte_tokenizer, edit_manifest, make_dataset, make_documents
 from tests.runs import (
     checkpoint_meta,
     crash_after,
@@ -144,6 +144,13 @@ def test_data_sets_of_different_tokenizers_are_refused_with_both(tmp_path: Path)
     for part in (f"code ({tmp_path / 'code'})", f"web ({tmp_path / 'small'})", "with 256 and 250 entries"):
         assert part in str(error.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_data_sets_of_different_ends_of_documents_are_refused(tmp_path: Path) -> None:
+    path = write_mixture(tmp_path)
+    edit_manifest(tmp_path / "web", lambda manifest: manifest["tokenizer"].update(end_of_document=7))
+    with pytest.raises(ConfigError, match=r"another end of document \(id None, not 7\): .* --end-of-document"):
+        run_here(load_config(path))
 
 
 def test_a_mixture_whose_tokenizer_is_larger_than_the_model_is_refused(tmp_path: Path) -> None:
