@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -15,14 +15,18 @@ from jaxtrain.placement import Placement
 from jaxtrain.program import Program
 
 
-def refuse_unknown_metric(program: Program) -> None:
-    """Raises a ConfigError where `checkpoint.keep_best` judges by a metric that no evaluation of this task gives."""
+def refuse_unknown_metric(program: Program, sets: Collection[str]) -> None:
+    """Raises a ConfigError where `checkpoint.keep_best` judges by a metric that no evaluation of this task gives.
+
+    Args:
+        sets: the names of what is evaluated beside the held-out rows.
+    """
     best = program.config.checkpoint.keep_best
     if best is None:
         return
     config = program.config
     metrics = jax.eval_shape(program.eval_step, program.state["params"], program.eval_batch)
-    every = [*metrics, *(f"{given}_{name}" for given in config.eval.sets for name in metrics)]
+    every = [*metrics, *(f"{given}_{name}" for given in sets for name in metrics)]
     if config.ema is not None and config.ema.evaluate:
         every += [f"ema_{name}" for name in every]
     names = sorted(f"eval_{name}" for name in every)

@@ -50,10 +50,10 @@ def run(config: Config, devices: Sequence[jax.Device], started: float | None = N
     """
     refuse_other_configs(config)
     program = build(config, devices)
-    refuse_unknown_metric(program)
     with distributed.together("open the data set"):
         data = open_data(config)
         refuse_other_fields(data, program.batch)
+        refuse_unknown_metric(program, data.eval_sets)
     total_steps = planned_steps(config, data)
     directory = RunDirectory(config.run_dir)
     with Recorder(directory, config, total_steps) as recorder:

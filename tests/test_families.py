@@ -19,7 +19,7 @@ from jaxtrain.models.vision import VisionTask
 from jaxtrain.program import Program, build
 from jaxtrain.saved_run import config_of, find_checkpoint
 from jaxtrain.training_data import TrainingData, open_data, refuse_other_fields
-from tests.runs import FAMILIES, run_here, tiny_config
+from tests.runs import FAMILIES, checkpoint_meta, run_here, tiny_config
 
 OWN = """
 from dataclasses import dataclass
@@ -248,6 +248,17 @@ def test_named_parts_of_the_held_out_rows_are_evaluated_beside_them(tmp_path: Pa
     assert weights.sum() == 64
     assert last["eval_loss"] == pytest.approx((weights * means).sum() / 64, rel=1e-5)
     assert means[0] != means[1]
+
+
+def test_checkpoints_are_kept_by_a_metric_of_a_named_part(tmp_path: Path) -> None:
+    data = [FAMILIES["own"][0], target("data", "in_parts, rows: 512"), "steps=2", "eval.every=1", "checkpoint.every=1"]
+    best = "checkpoint.keep_best={{metric: eval_{}_loss}}"
+    config = tiny_config(tmp_path, tmp_path, *data, best.format("far"))
+    last = run_here(config)[-1]
+    assert checkpoint_meta(config.run_dir, 2)["metrics"]["eval_far_loss"] == last["eval_far_loss"]
+    with pytest.raises(ConfigError, match=r"metric=eval_fur_loss: .*eval_far_loss, eval_loss, eval_near_loss"):
+        run_here(tiny_config(tmp_path, tmp_path, *data, best.format("fur"), f"run_dir={tmp_path / 'b'}"))
+    assert not (tmp_path / "b").exists()
 
 
 def test_other_data_under_the_same_name_are_refused_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
