@@ -16,7 +16,7 @@ from jaxtrain import distributed
 from jaxtrain.batches import RunBatches
 from jaxtrain.checkpoint import Checkpointer, Meta, Saved, restore_part
 from jaxtrain.clock import Clock, Due, now
-from jaxtrain.config import Config, check_steps, keys, value_at
+from jaxtrain.config import Config, MixtureDataConfig, check_steps, keys, value_at
 from jaxtrain.continuation import own_checkpoints, refuse_foreign_run
 from jaxtrain.data import ROW_IDS, RowOrder
 from jaxtrain.errors import CheckpointError, ConfigError, DataError, NonFiniteError, RunPaused, refusing_os_errors
@@ -106,6 +106,8 @@ def _compared_values(config: Config) -> dict[str, Any]:
     """What must be the same in all processes; as many entries in each, whatever its config."""
     values = {name: value_at(config, name) for name, key in keys().items() if not key.is_section}
     values |= {name: getattr(getattr(config, name), "own_keys", None) for name in ("model", "data")}
+    if isinstance(config.data, MixtureDataConfig):  # its directories are of one process as `data.dir` is
+        values["data.mixture"] = [(name, component.weight) for name, component in config.data.mixture.items()]
     return {name: value for name, value in values.items() if not name.startswith(distributed.OF_ONE_PROCESS)}
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from jaxtrain import distributed
-from jaxtrain.config import DistributedConfig
+from jaxtrain.config import DistributedConfig, load
 from jaxtrain.errors import ConfigError
+from jaxtrain.loop import refuse_other_configs
 from tests.runs import start, write_tiny
 
 GROUPS = {
@@ -44,6 +45,19 @@ def test_a_port_in_use_is_refused_by_its_number() -> None:
         address = f"localhost:{other.getsockname()[1]}"
         with pytest.raises(ConfigError, match=f"{address}: process 0 can't listen there"):
             distributed.initialize(DistributedConfig(coordinator=address, processes=2, process_id=0))
+
+
+def test_processes_may_have_a_mixture_in_other_directories_but_no_other_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "mixture.yml"
+    path.write_text("run_dir: r\nsteps: 1\ndata: {kind: mixture, mixture: {a: {dir: a, weight: 1}}}\n")
+    compared: list[tuple[int, ...]] = []
+    monkeypatch.setattr(distributed, "differing", lambda mine: compared.append(tuple(mine)))
+    for override in ("data.mixture.a.dir=a", "data.mixture.a.dir=elsewhere", "data.mixture.a.weight=2"):
+        refuse_other_configs(load(path, [override]))
+    here, elsewhere, heavier = compared
+    assert here == elsewhere != heavier
 
 
 DISAGREEMENTS = {
