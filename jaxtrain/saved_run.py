@@ -90,7 +90,7 @@ def config_of(saved: Saved, overrides: Sequence[str] = ()) -> Config:
     values = {name: value for name, value in saved.meta.config.items() if name not in _OF_THE_MACHINE}
     if rules := (saved.meta.config.get("sharding") or {}).get("rules"):
         values["sharding"] = {"rules": rules}  # names that the run's own task gives its dimensions
-    return from_saved(values, str(saved.path), overrides, batches=False)
+    return from_saved(values, str(saved.path), overrides)
 
 
 def agree_on_request(run: str, checkpoints: Sequence[Saved], config: Config, options: Mapping[str, Any]) -> None:

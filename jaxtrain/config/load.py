@@ -26,19 +26,17 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     return _judged([*read_chain(Path(path), problems)], overrides, problems, str(path))
 
 
-def from_saved(values: Mapping[str, Any], place: str, overrides: Sequence[str] = (), *, batches: bool = True) -> Config:
+def from_saved(values: Mapping[str, Any], place: str, overrides: Sequence[str] = ()) -> Config:
     """The configuration that `Config.to_dict()` gave earlier, with overrides; `place` is where it was saved.
 
-    Args:
-        batches: whether its batches must divide over the mesh; False for a reader that has other ones.
-
-    Raises ConfigError as `load` does, also for keys that this version no longer has.
+    Raises ConfigError as `load` does, also for keys that this version no longer has, but not for batches that don't
+    divide over the mesh, nor for keys that would do nothing in a training: what was saved is read to do something else.
     """
-    return _judged([as_node(values, place)], overrides, [], place, batches=batches)
+    return _judged([as_node(values, place)], overrides, [], place, for_training=False)
 
 
 def _judged(
-    layers: list[Node], overrides: Sequence[str], problems: list[str], place: str, *, batches: bool = True
+    layers: list[Node], overrides: Sequence[str], problems: list[str], place: str, *, for_training: bool = True
 ) -> Config:
     merged = reduce(lambda base, child: overlay(base, child, ROOT), [*layers, read_overrides(overrides, problems)])
     origins = dict(places(merged))
@@ -49,7 +47,7 @@ def _judged(
         problems += explain(error, origins, default_place=place)
     if config is None or problems:
         raise ConfigError("\n".join(problems))
-    check(config, batches=batches)
+    check(config, for_training=for_training)
     return config
 
 

@@ -112,6 +112,14 @@ def refusal(config: Config, **axis_sizes: int) -> list[str]:
             "checkpoint.keep_best judges checkpoints by an evaluation at the same step, and checkpoint.every=0 and "
             "eval.every=4 don't fall together; the nearest checkpoint.every is 4",
         ),
+        (
+            {"eval": {"sets": {"a": "d", "b": "e"}}},
+            "eval.sets.a, eval.sets.b: nothing is evaluated with eval.every=0; set eval.every, or leave eval.sets out",
+        ),
+        (
+            {"profile": {"steps": 5}},
+            "profile.steps=5 does nothing with profile.start=null; set profile.start, or leave steps out",
+        ),
         ({"mesh": {"pipeline": 2}}, "mesh.pipeline=2 is not supported yet; the nearest value is 1"),
         ({"mesh": {"expert": 2}}, "mesh.expert=2 is not supported yet; the nearest value is 1"),
         ({"mesh": {"context": -1, "data": 1}}, "mesh.context=-1 is not supported yet; the nearest value is 1"),

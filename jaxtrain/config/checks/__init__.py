@@ -7,9 +7,15 @@ their values and the nearest values that are right.
 
 from collections.abc import Iterator, Mapping
 
-from jaxtrain.config.checks.data import check_data, check_eval_sets
+from jaxtrain.config.checks.data import check_data, check_eval_sets, check_sets_are_evaluated
 from jaxtrain.config.checks.layout import BATCH_AXES, check_distributed, check_mesh, check_parts, resolve_mesh
-from jaxtrain.config.checks.length import check_length, check_length_of_parts, check_profile, check_reference
+from jaxtrain.config.checks.length import (
+    check_length,
+    check_length_of_parts,
+    check_profile,
+    check_profile_starts,
+    check_reference,
+)
 from jaxtrain.config.checks.model import check_model, check_pair, check_remat
 from jaxtrain.config.checks.problems import Problem, multiples, raise_problems
 from jaxtrain.config.schema import Config
@@ -17,11 +23,12 @@ from jaxtrain.config.schema import Config
 __all__ = ["BATCH_AXES", "check", "check_layout", "check_steps", "resolve_mesh"]
 
 
-def check(config: Config, origins: Mapping[str, str] | None = None, *, batches: bool = True) -> None:
+def check(config: Config, origins: Mapping[str, str] | None = None, *, for_training: bool = True) -> None:
     """Raise ConfigError if the keys contradict each other on any number of devices.
 
     Args:
-        batches: whether the sizes of batches must divide over the mesh.
+        for_training: also if batches don't divide over the mesh, or keys would do nothing; another command has other
+            batches, and may use those keys.
     """
     sizes = {axis: size for axis, size in config.mesh if size >= 1}
     problems = [
@@ -37,8 +44,10 @@ def check(config: Config, origins: Mapping[str, str] | None = None, *, batches: 
         *_checkpoint(config),
         *check_eval_sets(config),
         *check_distributed(config),
-        *check_parts(config, sizes, batches=batches),
+        *check_parts(config, sizes, batches=for_training),
     ]
+    if for_training:
+        problems += [*check_sets_are_evaluated(config), *check_profile_starts(config)]
     raise_problems(problems, config.origins if origins is None else origins)
 
 

@@ -25,6 +25,15 @@ def check_eval_sets(config: Config) -> Iterator[Problem]:
         )
 
 
+def check_sets_are_evaluated(config: Config) -> Iterator[Problem]:
+    if config.eval.sets.own_keys and config.eval.every == 0:
+        keys = tuple(f"eval.sets.{name}" for name in config.eval.sets.own_keys)
+        yield Problem(
+            (*keys, "eval.every"),
+            f"{', '.join(keys)}: nothing is evaluated with eval.every=0; set eval.every, or leave eval.sets out",
+        )
+
+
 def check_data(config: Config) -> Iterator[Problem]:
     data, vocab = config.data, config.model_vocab
     if isinstance(data, TokenDataConfig):

@@ -73,6 +73,15 @@ def _schedule(config: Config, steps: int | None) -> Iterator[Problem]:
         )
 
 
+def check_profile_starts(config: Config) -> Iterator[Problem]:
+    steps = config.profile.steps
+    if config.profile.start is None and steps != type(config.profile).model_fields["steps"].default:
+        yield Problem(
+            ("profile.steps", "profile.start"),
+            f"profile.steps={steps} does nothing with profile.start=null; set profile.start, or leave steps out",
+        )
+
+
 def check_profile(config: Config, steps: int | None) -> Iterator[Problem]:
     start, count = config.profile.start, config.profile.steps
     if start is not None and steps is not None and start + count - 1 > steps:
