@@ -10,12 +10,13 @@ from jaxtrain import distributed
 from jaxtrain.checkpoint import Saved
 from jaxtrain.config import Config, resolve_mesh
 from jaxtrain.data import Table
+from jaxtrain.errors import ConfigError
 from jaxtrain.evaluation import Evaluator
 from jaxtrain.models.task import Generative, Mean
 from jaxtrain.placement import Placement
 from jaxtrain.program import Program, build
 from jaxtrain.sharding import BATCH_AXES
-from jaxtrain.training_data import agree_on_data, open_data, refuse_other_fields
+from jaxtrain.training_data import TrainingData, agree_on_data, open_data, refuse_other_fields
 from jaxtrain.weights import restore_weights
 
 HELD_OUT = "held_out"
@@ -69,18 +70,17 @@ def evaluate_checkpoints(
         warn: told where the held-out rows are not those that the run had.
 
     Raises:
-        ConfigError, DataError: the data are missing, broken, or don't fit the model.
+        ConfigError, DataError: the data are missing, broken, or don't fit the model, or there are no rows.
         CheckpointError: a checkpoint can't be read.
     """
     program = inference_program(config, devices, config.eval_batch)
     evaluation = config.eval.model_copy(update={"every": 1})
     with distributed.together("open the data to evaluate on"):
-        data = open_data(config.model_copy(update={"eval": evaluation}))
+        data = open_data(config.model_copy(update={"eval": evaluation}), held_out_needed=False)
         refuse_other_fields(data, program.eval_batch)
+        tables = _evaluated_tables(data)
     agree_on_data(data)
-    assert data.held_out is not None, "opened for evaluation"
     placement, rows = Placement(program.eval_batch), program.config.eval_batch
-    tables: dict[str, Table] = {HELD_OUT: data.held_out, **{name: one.table for name, one in data.eval_sets.items()}}
     for saved in checkpoints:
         if saved.meta.data_hash != data.hash:
             warn(f"{data.where}: the data are others than step {saved.meta.step} was trained on")
@@ -94,6 +94,17 @@ def evaluate_checkpoints(
             loss = totals["loss"]
             weight = float(loss.weight) if isinstance(loss, Mean) else None
             yield Evaluated(saved.meta.step, name, len(table), weight, metrics)
+
+
+def _evaluated_tables(data: TrainingData) -> dict[str, Table]:
+    tables: dict[str, Table] = {} if data.held_out is None else {HELD_OUT: data.held_out}
+    tables |= {name: given.table for name, given in data.eval_sets.items()}
+    if not tables:
+        raise ConfigError(
+            f"{data.where} holds nothing out, and there is no other set to evaluate on; "
+            "name one of tokens with --set NAME=DIR, or give other data with data.*"
+        )
+    return tables
 
 
 def _perplexity(loss: float) -> float:

@@ -49,7 +49,7 @@ def open_tokens(data: TokenDataConfig, config: Config) -> TokenData:
     else:
         dataset = open_dataset(data.dir)
     train = _table(dataset, "train", data, config)
-    held_out = _table(dataset, "held_out", data, config) if config.eval.every else None
+    held_out = _table(dataset, "held_out", data, config) if config.eval.every and _holds_out(dataset) else None
     order = Order(len(train), config.seed, data.shuffle, data.epochs)
     return TokenData(Tables(train, held_out, _identity(dataset, data)), order, f"data: {_rows(train)}")
 
@@ -149,8 +149,7 @@ def _identity(dataset: Dataset, data: TokenRowsConfig) -> str:
 
 
 def _holds_out(dataset: Dataset) -> bool:
-    split = dataset.manifest.splits.get("held_out")
-    return split is not None and split.tokens > split.documents
+    return "held_out" in dataset.manifest.splits and bool((dataset.lengths("held_out") > 1).any())
 
 
 def _seed(seed: int, name: str) -> int:

@@ -36,7 +36,7 @@ class TrainingData:
         table: the rows of the training split.
         order: which row stands at which position.
         hash: of the content; the same data give the same hash.
-        held_out: the rows for evaluation, where the config asks for one.
+        held_out: the rows for evaluation, where the config asks for them and there are some.
         summary: what a person should know of the rows, in lines; perhaps none.
         eval_sets: more of them, by name.
     """
@@ -59,8 +59,11 @@ class TrainingData:
         return self.table.describe_rows(row_ids) if isinstance(self.table, MixtureTable) else row_ids.tolist()
 
 
-def open_data(config: Config) -> TrainingData:
+def open_data(config: Config, *, held_out_needed: bool = True) -> TrainingData:
     """The data that `config.data` describes, prepared first if they have a source and aren't there yet.
+
+    Args:
+        held_out_needed: refuse data that hold nothing out, where the config evaluates.
 
     Raises:
         ConfigError, DataError: the data set is missing, broken, or doesn't fit the model.
@@ -76,7 +79,7 @@ def open_data(config: Config) -> TrainingData:
         where, tables = f"data.kind={data.kind}", load_digits(data.held_out)
     else:
         where, tables = f"data.target={data.target}", _open_own(data, config)
-    if config.eval.every and tables.held_out is None:
+    if config.eval.every and held_out_needed and tables.held_out is None:
         raise ConfigError(
             f"eval.every={config.eval.every}, but {where} holds nothing out to evaluate on; set eval.every=0"
         )

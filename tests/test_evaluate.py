@@ -220,6 +220,21 @@ def test_a_set_of_another_end_of_document_is_refused(
     assert "--end-of-document" in message
 
 
+def test_a_run_that_holds_nothing_out_is_evaluated_on_sets(
+    tmp_path: Path, other_data: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny_config(tmp_path, other_data, "steps=1")
+    assert config.eval.every == 0
+    run_here(config)
+    capsys.readouterr()
+    (line,) = evaluated([str(config.run_dir), "--set", f"tiny={tiny_data}"], capsys)
+    assert (line["step"], line["set"]) == (1, "tiny")
+    message = refused([str(config.run_dir)], capsys)
+    assert f"data.dir={other_data} holds nothing out" in message
+    assert "--set NAME=DIR" in message
+    assert "eval.every" not in message
+
+
 @pytest.mark.slow
 def test_two_processes_give_one_table_of_the_same_numbers(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = evaluated([str(run)], capsys)
