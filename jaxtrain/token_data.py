@@ -22,7 +22,7 @@ from jaxtrain.data import (
 )
 from jaxtrain.data.best_fit import VERSION as BEST_FIT_VERSION
 from jaxtrain.data.manifest import TokenizerRecord, parse_manifest
-from jaxtrain.errors import ConfigError
+from jaxtrain.errors import ConfigError, refusing_os_errors
 
 TOKENIZER = "tokenizer"
 
@@ -44,6 +44,8 @@ def open_tokens(data: TokenDataConfig, config: Config) -> TokenData:
     """
     if data.source == "python_stdlib":
         assert config.data_vocab is not None, "checked by config: a source has a vocabulary"
+        with refusing_os_errors(f"data.dir={data.dir}", "choose a directory that can be written and has space"):
+            data.dir.parent.mkdir(parents=True, exist_ok=True)
         with console_progress() as report:
             dataset = ensure_python_stdlib(data.dir, config.data_vocab, data.held_out, report)
     else:

@@ -3,6 +3,7 @@
 import functools
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,9 @@ def _for_tests(xla_flags: str) -> str:
     return f"{others} --xla_force_host_platform_device_count={DEVICES} --xla_backend_optimization_level=0".strip()
 
 
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # So it is where a shell runs the tests in the background, and child processes would ignore Ctrl-C as well.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = _for_tests(os.environ.get("XLA_FLAGS", ""))
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILE_CACHE)
