@@ -49,9 +49,9 @@ def main() -> None:
         print(json.dumps(measure(LAYOUTS[arguments.only], arguments.steps)))
         return
     itself = [sys.executable, str(Path(__file__).resolve()), "--steps", str(arguments.steps)]
-    commands = {name: [*itself, "--only", name] for name in LAYOUTS}
-    if arguments.beside:
-        commands["beside"] = shlex.split(arguments.beside)
+    # The other goes first: if it is not what it should be, that shows at once.
+    commands = {"beside": shlex.split(arguments.beside)} if arguments.beside else {}
+    commands |= {name: [*itself, "--only", name] for name in LAYOUTS}
     rounds = []
     for number in range(arguments.rounds):
         print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
