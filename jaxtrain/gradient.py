@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Key
 
 from jaxtrain.models.parameters import ParameterInfo, Role
 from jaxtrain.models.task import Batch, Denominators, Params, Sums, Task
-from jaxtrain.sharding import BATCH_AXES, Layout
+from jaxtrain.sharding import Layout
 
 Gradient = Callable[[Params, Batch, Denominators, Key[Array, ""]], tuple[Params, Sums]]
 
@@ -32,7 +32,7 @@ def cast_for_compute(params: Params, infos: Any, dtype: jnp.dtype, layout: Layou
         if info.role not in CAST_ROLES:
             return leaf
         sharding = layout.parameter(info.axes, info.shape, "parameter")
-        return jax.lax.with_sharding_constraint(leaf.astype(dtype), sharding)
+        return layout.constrain(leaf.astype(dtype), sharding)
 
     return jax.tree.map(cast, infos, params, is_leaf=lambda x: isinstance(x, ParameterInfo))
 
@@ -83,10 +83,9 @@ def accumulated_gradient(task: Task, cast: Callable[[Params], Params], layout: L
 
 def split_rows(array: Array, layout: Layout, passes: int) -> Array:
     """[rows, …] as [passes, rows / passes, …], where each device keeps its own rows."""
-    shards = layout.size(*BATCH_AXES)
-    rows = array.shape[0]
-    axes = layout.split_axes(*BATCH_AXES)
+    axes = layout.batch_axes
+    shards, rows = layout.size(*axes), array.shape[0]
     split = array.reshape(shards, passes, rows // (shards * passes), *array.shape[1:])
     split = split.swapaxes(0, 1).reshape(passes, rows // passes, *array.shape[1:])
     spec = jax.sharding.PartitionSpec(None, axes or None)
-    return jax.lax.with_sharding_constraint(split, jax.sharding.NamedSharding(layout.mesh, spec))
+    return layout.constrain(split, jax.sharding.NamedSharding(layout.mesh, spec))

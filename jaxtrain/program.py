@@ -21,7 +21,7 @@ from jaxtrain.models.remat import refuse_unknown_names
 from jaxtrain.models.task import Batch, Denominators, Params, Sums, Task
 from jaxtrain.norms import measure_norms
 from jaxtrain.optimizer import freeze, make_optimizer, schedule_inputs, state_axes, trainable
-from jaxtrain.sharding import BATCH_AXES, Layout, make_mesh, use_layout
+from jaxtrain.sharding import Layout, make_mesh, use_layout
 from jaxtrain.sharding.table import TableRow, parameter_rows, refuse_silent_replication
 from jaxtrain.step import State, StepInputs, initial_state, make_eval_step, make_train_step
 
@@ -177,7 +177,7 @@ def _gradient(config: Config, task: Task, cast: Callable[[Any], Any], layout: La
     """
 
     def gradient(params: Params, batch: Batch, denominators: Denominators, key: Key[Array, ""]) -> tuple[Params, Sums]:
-        device_rows = batch["row"].shape[0] // layout.size(*BATCH_AXES)
+        device_rows = batch["row"].shape[0] // layout.size(*layout.batch_axes)
         passes = device_rows // (config.microbatch or device_rows)
         whole = plain_gradient(task, cast) if passes == 1 else accumulated_gradient(task, cast, layout, passes)
         gradients, sums = whole(params, batch, denominators, key)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jaxtrain.sharding import BATCH_AXES, Layout, current_layout
+from jaxtrain.sharding import Layout, current_layout
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def cross_entropy(
     `head` is float32 and is cast to `x`'s dtype for the matrix products. Only `x` and `head` get gradients.
     """
     layout = current_layout()
-    if layout is not None and layout.mesh.size == 1:
+    if layout is not None and not layout.splits:
         layout = None
     return _cross_entropy(x, head, targets, weights, settings, layout)
 
@@ -77,10 +77,11 @@ _cross_entropy.defvjp(_forward, _backward)
 
 @dataclass(frozen=True)
 class _Axes:
-    """The mesh axes that really split each operand; all empty on one device."""
+    """The mesh axes that really split each operand, and the head's gradient further; all empty on one device."""
 
     batch: tuple[str, ...] = ()
-    fsdp: tuple[str, ...] = ()
+    stored: tuple[str, ...] = ()
+    further: tuple[str, ...] = ()
     tensor: tuple[str, ...] = ()
 
 
@@ -96,16 +97,18 @@ def _sweep(
     """(sum, gradient of x, gradient of head); the gradients are None unless asked for."""
     if layout is None:
         return _local_sweep(x, head, targets, weights, settings, _Axes(), with_gradient)
-    axes = _Axes(layout.split_axes(*BATCH_AXES), layout.split_axes("fsdp"), layout.split_axes("tensor"))
+    stored, gradient = layout.weight_axes, layout.gradient_axes
+    axes = _Axes(
+        layout.batch_axes, stored, tuple(each for each in gradient if each not in stored), layout.split_axes("tensor")
+    )
     rows = PartitionSpec(axes.batch or None)
     residual = PartitionSpec(axes.batch or None, axes.tensor or None)
-    head_spec = PartitionSpec(axes.fsdp or None, axes.tensor or None)
-    return jax.shard_map(
+    head_spec = PartitionSpec(stored or None, axes.tensor or None)
+    gradient_spec = PartitionSpec(gradient or None, axes.tensor or None)
+    return layout.shard_map(
         functools.partial(_local_sweep, settings=settings, axes=axes, with_gradient=with_gradient),
-        mesh=layout.mesh,
-        in_specs=(residual, head_spec, rows, rows),
-        out_specs=(PartitionSpec(), residual, head_spec) if with_gradient else (PartitionSpec(), None, None),
-        check_vma=False,
+        (residual, head_spec, rows, rows),
+        (PartitionSpec(), residual, gradient_spec) if with_gradient else (PartitionSpec(), None, None),
     )(x, head, targets, weights)
 
 
@@ -120,8 +123,8 @@ def _local_sweep(
 ) -> tuple[Array, Any, Any]:
     """One device's share: its rows, all of embed, its part of the vocabulary."""
     head = head.astype(x.dtype)
-    if axes.fsdp:
-        head = jax.lax.all_gather(head, axes.fsdp, axis=0, tiled=True)
+    if axes.stored:
+        head = jax.lax.all_gather(head, axes.stored, axis=0, tiled=True)
     if axes.tensor:
         x = jax.lax.all_gather(x, axes.tensor, axis=1, tiled=True)
     rows, length, embed = x.shape
@@ -148,9 +151,10 @@ def _local_sweep(
     gradient_x = gradient_x.reshape(-1, embed)[: rows * length].reshape(rows, length, embed)
     if axes.tensor:
         gradient_x = jax.lax.psum_scatter(gradient_x, axes.tensor, scatter_dimension=1, tiled=True)
-    if axes.fsdp:
-        gradient_head = jax.lax.psum_scatter(gradient_head, axes.fsdp, scatter_dimension=0, tiled=True)
-    others = tuple(axis for axis in axes.batch if axis not in axes.fsdp)
+    for split in (axes.stored, axes.further):
+        if split:
+            gradient_head = jax.lax.psum_scatter(gradient_head, split, scatter_dimension=0, tiled=True)
+    others = tuple(axis for axis in axes.batch if axis not in (*axes.stored, *axes.further))
     return total, gradient_x, jax.lax.psum(gradient_head, others) if others else gradient_head
 
 

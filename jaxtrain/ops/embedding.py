@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jaxtrain.sharding import BATCH_AXES, Layout, current_layout
+from jaxtrain.sharding import Layout, current_layout
 
 
 def embed(
@@ -22,33 +22,28 @@ def embed(
     times that. The gradient is added up in float32. The ids must lie in [0, vocab): the data pipeline has checked them.
     """
     layout = current_layout()
-    if layout is None or layout.mesh.size == 1:
+    if layout is None or not layout.splits:
         return _lookup(table, ids, table.shape[0], dtype)
     return _embed_on_mesh(table, ids, dtype, layout)
 
 
 def _embed_on_mesh(table: Array, ids: Array, dtype: jnp.dtype, layout: Layout) -> Array:
-    fsdp, tensor = layout.split_axes("fsdp"), layout.split_axes("tensor")
-    batch = layout.split_axes(*BATCH_AXES)
+    stored, tensor, batch = layout.weight_axes, layout.split_axes("tensor"), layout.batch_axes
     sequence = tensor if "tensor" in layout.activation_rules["residual_seq"] else ()
 
     def local(table: Array, ids: Array) -> Array:
-        if fsdp:
-            ids = jax.lax.all_gather(ids, fsdp, axis=0, tiled=True)
+        if stored:
+            ids = jax.lax.all_gather(ids, stored, axis=0, tiled=True)
         rows = _rows_of_shard(table, ids, dtype, tensor)
         if sequence:
             rows = jax.lax.psum_scatter(rows, sequence, scatter_dimension=1, tiled=True)
         elif tensor:
             rows = jax.lax.psum(rows, tensor)
-        return jax.lax.all_to_all(rows, fsdp, split_axis=0, concat_axis=2, tiled=True) if fsdp else rows
+        return jax.lax.all_to_all(rows, stored, split_axis=0, concat_axis=2, tiled=True) if stored else rows
 
-    return jax.shard_map(
-        local,
-        mesh=layout.mesh,
-        in_specs=(PartitionSpec(tensor or None, fsdp or None), PartitionSpec(batch or None)),
-        out_specs=PartitionSpec(batch or None, sequence or None),
-        check_vma=False,
-    )(table, ids)
+    given = (PartitionSpec(tensor or None, stored or None), PartitionSpec(batch or None))
+    rows: Array = layout.shard_map(local, given, PartitionSpec(batch or None, sequence or None))(table, ids)
+    return rows
 
 
 def _rows_of_shard(table: Array, ids: Array, dtype: jnp.dtype, tensor: tuple[str, ...]) -> Array:

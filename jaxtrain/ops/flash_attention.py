@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxtrain.ops.flash_kernels import Launch, Tile, forward, key_gradients, query_gradient
 from jaxtrain.ops.visibility import intervals, key_blocks, query_blocks
-from jaxtrain.sharding import BATCH_AXES, Layout
+from jaxtrain.sharding import Layout
 
 
 @dataclass(frozen=True)
@@ -96,15 +96,10 @@ class _Settings:
 
         A letter says what an array is: `x` [rows, seq, heads, head_dim], `n` [rows, heads, seq], `s` [rows, seq].
         """
-        batch, tensor = self.layout.split_axes(*BATCH_AXES) or None, self.layout.split_axes("tensor") or None
+        batch, tensor = self.layout.batch_axes or None, self.layout.split_axes("tensor") or None
         specs = {"x": PartitionSpec(batch, None, tensor), "n": PartitionSpec(batch, tensor), "s": PartitionSpec(batch)}
-        return jax.shard_map(
-            partial(function, self),
-            mesh=self.layout.mesh,
-            in_specs=tuple(specs[each] for each in given),
-            out_specs=tuple(specs[each] for each in returned),
-            check_vma=False,
-        )
+        arguments, results = (tuple(specs[each] for each in letters) for letters in (given, returned))
+        return self.layout.shard_map(partial(function, self), arguments, results)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -24,7 +24,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from jaxtrain.sharding import BATCH_AXES, Layout, current_layout
+from jaxtrain.sharding import Layout, current_layout
 
 MAXIMUM_PARTS = 4
 SMALLEST_PART = 2048
@@ -42,18 +42,10 @@ def enter(
 ) -> tuple[Float[Array, "rows seq ..."], ...]:
     """x · w for each weight w [embed, …]: from the residual stream into a tensor region."""
     layout = current_layout()
-    if layout is None or layout.mesh.size == 1:
+    if layout is None or not layout.splits:
         return tuple(checkpoint_name(jnp.tensordot(x, weight, axes=1), PROJECTION) for weight, _ in weights)
-    border = _Border.of(layout, x.shape)
-    specs = tuple(_weight_spec(layout, weight, axes) for weight, axes in weights)
-    outputs = tuple(PartitionSpec(border.batch or None, None, *spec[1:]) for spec in specs)
-    results = jax.shard_map(
-        lambda x, *local: _enter(x, local, border),
-        mesh=layout.mesh,
-        in_specs=(border.residual, *specs),
-        out_specs=outputs,
-        check_vma=False,
-    )(x, *(weight for weight, _ in weights))
+    arrays, axes = tuple(weight for weight, _ in weights), tuple(names for _, names in weights)
+    results = _enter(_Border.of(layout, x.shape), axes, x, arrays)
     return tuple(checkpoint_name(result, PROJECTION) for result in results)
 
 
@@ -62,18 +54,10 @@ def leave(
 ) -> Float[Array, "rows seq embed"]:
     """x · w for a weight w […, embed]: out of a tensor region into the residual stream, summed over the shards."""
     layout = current_layout()
-    if layout is None or layout.mesh.size == 1:
+    if layout is None or not layout.splits:
         return checkpoint_name(jnp.tensordot(x, weight, axes=weight.ndim - 1), PROJECTION)
     border = _Border.of(layout, (*x.shape[:2], weight.shape[-1]))
-    spec = _weight_spec(layout, weight, axes)
-    result = jax.shard_map(
-        lambda x, local: _leave(x, local, border),
-        mesh=layout.mesh,
-        in_specs=(PartitionSpec(border.batch or None, None, *spec[:-1]), spec),
-        out_specs=border.residual,
-        check_vma=False,
-    )(x, weight)
-    return checkpoint_name(result, PROJECTION)
+    return checkpoint_name(_leave(border, axes, x, weight), PROJECTION)
 
 
 @dataclass(frozen=True)
@@ -82,14 +66,17 @@ class _Border:
 
     Attributes:
         batch: split the rows.
-        fsdp: those of them that split a weight's `embed`.
+        stored: split a weight's `embed`.
+        gradient: split the `embed` of its gradient: those, and perhaps more.
         tensor: split the heads or mlp.
         sequence: those of them that split the residual's sequence; () where each tensor shard holds it whole.
         parts: of a device's rows, so that what is sent of one hides behind the products of another.
     """
 
+    layout: Layout
     batch: tuple[str, ...]
-    fsdp: tuple[str, ...]
+    stored: tuple[str, ...]
+    gradient: tuple[str, ...]
     tensor: tuple[str, ...]
     sequence: tuple[str, ...]
     parts: int
@@ -97,15 +84,21 @@ class _Border:
     @classmethod
     def of(cls, layout: Layout, residual_shape: Sequence[int]) -> "_Border":
         spec = layout.activation(("batch", "residual_seq", "embed"), residual_shape, "residual").spec
-        tensor = layout.split_axes("tensor")
-        rows, length = residual_shape[0] // layout.size(*BATCH_AXES), residual_shape[1]
+        batch, tensor = layout.batch_axes, layout.split_axes("tensor")
+        rows, length = residual_shape[0] // layout.size(*batch), residual_shape[1]
         parts = math.gcd(rows, MAXIMUM_PARTS) if tensor else 1
         parts = parts if rows * length >= parts * SMALLEST_PART else 1
-        return cls(layout.split_axes(*BATCH_AXES), layout.split_axes("fsdp"), tensor, _names(spec[1]), parts)
+        return cls(layout, batch, layout.weight_axes, layout.gradient_axes, tensor, _names(spec[1]), parts)
 
     @property
     def residual(self) -> PartitionSpec:
         return PartitionSpec(self.batch or None, self.sequence or None)
+
+    def weight(self, weight: Array, axes: Axes) -> PartitionSpec:
+        return _padded(self.layout.parameter(axes, weight.shape, f"weight {axes}").spec, weight.ndim)
+
+    def weight_gradient(self, weight: Array, axes: Axes) -> PartitionSpec:
+        return _padded(self.layout.gradient(axes, weight.shape, f"weight {axes}").spec, weight.ndim)
 
     def whole_sequence(self, x: Array) -> Array:
         return jax.lax.all_gather(x, self.sequence, axis=1, tiled=True) if self.sequence else x
@@ -116,69 +109,110 @@ class _Border:
         return jax.lax.psum(x, self.tensor) if self.tensor else x
 
     def whole_weight(self, weight: Array, axis: int) -> Array:
-        return jax.lax.all_gather(weight, self.fsdp, axis=axis, tiled=True) if self.fsdp else weight
+        return jax.lax.all_gather(weight, self.stored, axis=axis, tiled=True) if self.stored else weight
 
     def scattered(self, gradient: Array, axis: int) -> Array:
-        """A weight's gradient summed over `fsdp`; over axes that don't split the weight, `shard_map` sums it."""
-        if not self.fsdp:
-            return gradient
-        return jax.lax.psum_scatter(gradient, self.fsdp, scatter_dimension=axis, tiled=True)
+        """A weight's gradient summed over all rows, and divided as the layout says."""
+        for axes in (self.stored, tuple(axis for axis in self.gradient if axis not in self.stored)):
+            if axes:
+                gradient = jax.lax.psum_scatter(gradient, axes, scatter_dimension=axis, tiled=True)
+        others = tuple(axis for axis in self.batch if axis not in self.gradient)
+        return jax.lax.psum(gradient, others) if others else gradient
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _enter(x: Array, weights: tuple[Array, ...], border: _Border) -> tuple[Array, ...]:
-    whole = tuple(border.whole_weight(weight, 0) for weight in weights)
-    parts = [border.whole_sequence(part) for part in jnp.split(x, border.parts)]
-    return tuple(jnp.concatenate([jnp.tensordot(part, weight, axes=1) for part in parts]) for weight in whole)
+# The gradients are defined outside of the `shard_map`, so that what is kept for them are the operands themselves: a
+# pipeline keeps what is left for each micro-batch, and weights must not be among it.
 
 
-def _enter_forward(x: Array, weights: tuple[Array, ...], border: _Border) -> tuple[tuple[Array, ...], tuple]:
-    return _enter(x, weights, border), (x, weights)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _enter(border: _Border, axes: tuple[Axes, ...], x: Array, weights: tuple[Array, ...]) -> tuple[Array, ...]:
+    specs = tuple(border.weight(weight, names) for weight, names in zip(weights, axes, strict=True))
+
+    def local(x: Array, weights: tuple[Array, ...]) -> tuple[Array, ...]:
+        whole = tuple(border.whole_weight(weight, 0) for weight in weights)
+        parts = [border.whole_sequence(part) for part in jnp.split(x, border.parts)]
+        return tuple(jnp.concatenate([jnp.tensordot(part, weight, axes=1) for part in parts]) for weight in whole)
+
+    outputs = tuple(PartitionSpec(border.batch or None, None, *spec[1:]) for spec in specs)
+    results: tuple[Array, ...] = border.layout.shard_map(local, (border.residual, specs), outputs)(x, weights)
+    return results
 
 
-def _enter_backward(border: _Border, kept: tuple, gradients: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...]]:
+def _enter_forward(
+    border: _Border, axes: tuple[Axes, ...], x: Array, weights: tuple[Array, ...]
+) -> tuple[tuple[Array, ...], tuple[Array, tuple[Array, ...]]]:
+    return _enter(border, axes, x, weights), (x, weights)
+
+
+def _enter_backward(
+    border: _Border, axes: tuple[Axes, ...], kept: tuple[Array, tuple[Array, ...]], gradients: tuple[Array, ...]
+) -> tuple[Array, tuple[Array, ...]]:
+    def local(x: Array, weights: tuple[Array, ...], gradients: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...]]:
+        whole = tuple(border.whole_weight(weight, 0) for weight in weights)
+        whole_x = jnp.concatenate([border.whole_sequence(part) for part in jnp.split(x, border.parts)])
+        parts = []
+        for some in zip(*(jnp.split(gradient, border.parts) for gradient in gradients), strict=True):
+            products = [_times_transposed(gradient, weight, 1) for gradient, weight in zip(some, whole, strict=True)]
+            parts.append(border.summed_over_tensor(functools.reduce(jnp.add, products)))
+        outer = tuple(
+            _outer(whole_x, gradient).astype(weight.dtype) for gradient, weight in zip(gradients, weights, strict=True)
+        )
+        return jnp.concatenate(parts), tuple(border.scattered(each, 0) for each in outer)
+
     x, weights = kept
-    whole = tuple(border.whole_weight(weight, 0) for weight in weights)
-    whole_x = jnp.concatenate([border.whole_sequence(part) for part in jnp.split(x, border.parts)])
-    parts = []
-    for some in zip(*(jnp.split(gradient, border.parts) for gradient in gradients), strict=True):
-        products = [_times_transposed(gradient, weight, 1) for gradient, weight in zip(some, whole, strict=True)]
-        part = functools.reduce(jnp.add, products)
-        # Where the sequence is not split, x is the same on each tensor shard, and `shard_map` sums its gradient.
-        parts.append(border.summed_over_tensor(part) if border.sequence else part)
-    local = tuple(
-        _outer(whole_x, gradient).astype(weight.dtype) for gradient, weight in zip(gradients, weights, strict=True)
-    )
-    return jnp.concatenate(parts), tuple(border.scattered(each, 0) for each in local)
+    specs = tuple(border.weight(weight, names) for weight, names in zip(weights, axes, strict=True))
+    outputs = tuple(PartitionSpec(border.batch or None, None, *spec[1:]) for spec in specs)
+    scattered = tuple(border.weight_gradient(weight, names) for weight, names in zip(weights, axes, strict=True))
+    mapped = border.layout.shard_map(local, (border.residual, specs, outputs), (border.residual, scattered))
+    result: tuple[Array, tuple[Array, ...]] = mapped(x, weights, gradients)
+    return result
 
 
 _enter.defvjp(_enter_forward, _enter_backward)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _leave(x: Array, weight: Array, border: _Border) -> Array:
-    whole = border.whole_weight(weight, weight.ndim - 1)
-    parts = [jnp.tensordot(part, whole, axes=weight.ndim - 1) for part in jnp.split(x, border.parts)]
-    return jnp.concatenate([border.summed_over_tensor(part) for part in parts])
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _leave(border: _Border, axes: Axes, x: Array, weight: Array) -> Array:
+    last = weight.ndim - 1
+    spec = border.weight(weight, axes)
+
+    def local(x: Array, weight: Array) -> Array:
+        whole = border.whole_weight(weight, last)
+        parts = [jnp.tensordot(part, whole, axes=last) for part in jnp.split(x, border.parts)]
+        return jnp.concatenate([border.summed_over_tensor(part) for part in parts])
+
+    result: Array = border.layout.shard_map(local, (_inside(border, spec), spec), border.residual)(x, weight)
+    return result
 
 
-def _leave_forward(x: Array, weight: Array, border: _Border) -> tuple[Array, tuple[Array, Array]]:
-    return _leave(x, weight, border), (x, weight)
+def _leave_forward(border: _Border, axes: Axes, x: Array, weight: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _leave(border, axes, x, weight), (x, weight)
 
 
-def _leave_backward(border: _Border, kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+def _leave_backward(border: _Border, axes: Axes, kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    def local(x: Array, weight: Array, gradient: Array) -> tuple[Array, Array]:
+        whole = border.whole_weight(weight, last)
+        parts = [border.whole_sequence(part) for part in jnp.split(gradient, border.parts)]
+        gradient_x = jnp.concatenate([_times_transposed(part, whole, last) for part in parts])
+        outer = _outer(x, jnp.concatenate(parts)).astype(weight.dtype)
+        gradient_x, outer = _both_now(gradient_x.astype(x.dtype), outer)
+        return gradient_x, border.scattered(outer, last)
+
     x, weight = kept
     last = weight.ndim - 1
-    whole = border.whole_weight(weight, last)
-    # Of a result that all tensor shards share, `shard_map` hands each its part of the gradient.
-    combine = border.whole_sequence if border.sequence else border.summed_over_tensor
-    parts = [combine(part) for part in jnp.split(gradient, border.parts)]
-    gradient_x = jnp.concatenate([_times_transposed(part, whole, last) for part in parts])
-    gradient_x, local = _both_now(gradient_x.astype(x.dtype), _outer(x, jnp.concatenate(parts)).astype(weight.dtype))
-    return gradient_x, border.scattered(local, last)
+    spec = border.weight(weight, axes)
+    inside, scattered = _inside(border, spec), border.weight_gradient(weight, axes)
+    mapped = border.layout.shard_map(local, (inside, spec, border.residual), (inside, scattered))
+    result: tuple[Array, Array] = mapped(x, weight, gradient)
+    return result
 
 
 _leave.defvjp(_leave_forward, _leave_backward)
+
+
+def _inside(border: _Border, weight: PartitionSpec) -> PartitionSpec:
+    """What `leave` is given, split as the inputs of its weight are."""
+    return PartitionSpec(border.batch or None, None, *weight[:-1])
 
 
 def _both_now(gradient_x: Array, gradient_weights: Any) -> tuple[Array, Any]:
@@ -198,9 +232,8 @@ def _outer(x: Array, gradient: Array) -> Array:
     return jax.lax.dot_general(x, gradient, (((0, 1), (0, 1)), ((), ())))
 
 
-def _weight_spec(layout: Layout, weight: Array, axes: Axes) -> PartitionSpec:
-    spec = layout.parameter(axes, weight.shape, f"weight {axes}").spec
-    return PartitionSpec(*spec, *(None,) * (weight.ndim - len(spec)))
+def _padded(spec: PartitionSpec, dimensions: int) -> PartitionSpec:
+    return PartitionSpec(*spec, *(None,) * (dimensions - len(spec)))
 
 
 def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:

@@ -87,11 +87,11 @@ def layer_places(view: MatrixView) -> list[NamedSharding]:
     a time, since XLA makes an all-to-all of that, and replicates the array to move two.
     """
     layout = current_layout()
-    if layout is None or layout.mesh.size == 1:
+    if layout is None or not layout.splits:
         return []
-    stored = layout.parameter(view.axes, view.shape, "parameter")
+    stored = layout.moment(view.axes, view.shape, "parameter")
     places, spec = [stored], [_axes_of(entry) for entry in stored.spec]
-    for axis in [axis for entry in spec[view.stacked :] for axis in entry] if view.stacked else []:
+    for axis in [axis for entry in spec[view.stacked :] for axis in reversed(entry)] if view.stacked else []:
         if view.shape[0] % layout.size(*spec[0], axis) == 0:
             spec = [tuple(other for other in entry if other != axis) for entry in spec]
             spec[0] = (*spec[0], axis)

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 
 from jaxtrain.models.parameters import count_parameters
 from jaxtrain.program import Program
-from jaxtrain.sharding import BATCH_AXES
 from jaxtrain.step import with_rows
 
 
@@ -78,7 +77,7 @@ def bounds_of(program: Program) -> Bounds:
     fsdp, tensor, data = (layout.size(axis) for axis in ("fsdp", "tensor", "data"))
     residual = 0
     if tensor > 1 and hasattr(task, "layer_count"):
-        rows = layout.size(*BATCH_AXES)
+        rows = layout.size(*layout.batch_axes)
         carry = jax.eval_shape(lambda params, batch: task.embed(params, with_rows(batch), None), *_abstract(program))
         local = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(carry)) // rows
         residual = tensor_bound(task.layer_count, local, recompute=program.config.remat == "full")

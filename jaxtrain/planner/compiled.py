@@ -22,7 +22,6 @@ from jaxtrain.planner.groups import MeshShape
 from jaxtrain.planner.hlo import Instruction, Module, Shape, parse
 from jaxtrain.planner.targets import compile_only_devices
 from jaxtrain.program import Program, build
-from jaxtrain.sharding import BATCH_AXES
 
 
 @dataclass(frozen=True)
@@ -193,7 +192,7 @@ def read_step(program: Program, platform: str) -> CompiledProgram:
     with without_compile_cache():
         compiled = lowered.compile(compiler_options=options)
     seconds = time.perf_counter() - started
-    rows = largest // program.layout.size(*BATCH_AXES)
+    rows = largest // program.layout.size(*program.layout.batch_axes)
     parts = {"params": program.state["params"], **program.state, "batch": batch, "inputs": arguments[2]}
     return CompiledProgram(
         compiled.as_text(),

@@ -5,14 +5,19 @@ called by hand, in a notebook) nothing is constrained.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxtrain.sharding.rules import Rules, partition_spec, with_own_rules
+from jaxtrain.sharding.mesh import PIPELINE
+from jaxtrain.sharding.rules import Rules, partition_spec, split_over_data, with_own_rules
+
+Zero = Literal[0, 1, 2]
+"""What `data` splits, beside rows: nothing; the optimizer's state; gradients too (ZeRO, arXiv 1910.02054)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,23 +25,28 @@ class Layout:
     """A mesh and the two rule maps.
 
     Attributes:
+        zero: what of the state the mesh axis `data` splits, where parameters are split over `fsdp`.
+        manual: mesh axes of which the code that is traced sees one shard: it runs in a `shard_map` over them. To the
+            rules they split nothing.
         choices: what operations that can be computed in several ways chose when they were traced, and why, by name.
     """
 
     mesh: Mesh
     parameter_rules: Rules
     activation_rules: Rules
+    zero: Zero = 0
+    manual: frozenset[str] = frozenset()
     choices: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def on(cls, mesh: Mesh, own_rules: Mapping[str, Sequence[str]] | None = None) -> "Layout":
+    def on(cls, mesh: Mesh, own_rules: Mapping[str, Sequence[str]] | None = None, zero: Zero = 0) -> "Layout":
         """The standard rules on `mesh`, and perhaps those of somebody's own logical axes.
 
         Raises:
             ShardingError: an own axis has the name of a standard one.
         """
         parameter_rules, activation_rules = with_own_rules(own_rules or {})
-        return cls(mesh, parameter_rules, activation_rules)
+        return cls(mesh, parameter_rules, activation_rules, zero)
 
     @property
     def platform(self) -> str:
@@ -44,32 +54,96 @@ class Layout:
         platform: str = self.mesh.devices.flat[0].platform
         return "gpu" if platform == "cuda" else platform
 
+    def for_inference(self) -> "Layout":
+        """The same where nothing is pipelined: stages share the rows, and gather each other's weights as fsdp does."""
+        batch = (PIPELINE, *self.activation_rules["batch"])
+        return replace(self, activation_rules={**self.activation_rules, "batch": batch})
+
     def for_decoding(self) -> "Layout":
-        """The same for programs that decode token by token: a sequence of one can't be split."""
-        return Layout(self.mesh, self.parameter_rules, {**self.activation_rules, "seq": (), "residual_seq": ()})
+        """That of inference for programs that decode token by token: a sequence of one can't be split."""
+        layout = self.for_inference()
+        return replace(layout, activation_rules={**layout.activation_rules, "seq": (), "residual_seq": ()})
+
+    def inside(self, *manual: str) -> "Layout":
+        """What holds for code in a `shard_map` over the mesh axes `manual`."""
+        return replace(self, manual=self.manual | set(manual))
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """How many parts each mesh axis splits into."""
+        return {axis: 1 if axis in self.manual else size for axis, size in self.mesh.shape.items()}
+
+    @property
+    def splits(self) -> bool:
+        """Whether any axis splits anything."""
+        return bool(self.split_axes(*self.mesh.axis_names))
 
     def size(self, *mesh_axes: str) -> int:
-        """How many devices the given mesh axes span."""
+        """How many parts the given mesh axes make."""
         product = 1
         for axis in mesh_axes:
-            product *= self.mesh.shape[axis]
+            product *= self.sizes[axis]
         return product
 
     def split_axes(self, *mesh_axes: str) -> tuple[str, ...]:
         """Those of `mesh_axes` that really split something."""
-        return tuple(axis for axis in mesh_axes if self.mesh.shape[axis] > 1)
+        return tuple(axis for axis in mesh_axes if self.sizes[axis] > 1)
+
+    @property
+    def batch_axes(self) -> tuple[str, ...]:
+        """The mesh axes that split the rows of a batch."""
+        return self.split_axes(*self.activation_rules["batch"])
+
+    @property
+    def weight_axes(self) -> tuple[str, ...]:
+        """The mesh axes over which weights are stored in parts, and gathered to be multiplied with."""
+        return self.split_axes(*self.parameter_rules["embed"])
+
+    @property
+    def gradient_axes(self) -> tuple[str, ...]:
+        """The mesh axes over which gradients of weights are kept in parts: `weight_axes`, and with ZeRO 2 `data`."""
+        return self.split_axes(*self._rules_of("gradient")["embed"])
 
     def parameter(self, axes: Sequence[str | None], shape: Sequence[int], what: str) -> NamedSharding:
-        """The sharding of a parameter, its gradient and its optimizer moments."""
-        return NamedSharding(self.mesh, partition_spec(self.parameter_rules, axes, shape, self.mesh.shape, what))
+        """The sharding of a parameter."""
+        return self._sharding(self.parameter_rules, axes, shape, what)
+
+    def gradient(self, axes: Sequence[str | None], shape: Sequence[int], what: str) -> NamedSharding:
+        """The sharding of a parameter's gradient."""
+        return self._sharding(self._rules_of("gradient"), axes, shape, what)
+
+    def moment(self, axes: Sequence[str | None], shape: Sequence[int], what: str) -> NamedSharding:
+        """The sharding of what the optimizer keeps of a parameter: its moments, its average."""
+        return self._sharding(self._rules_of("moment"), axes, shape, what)
+
+    def _rules_of(self, what: Literal["gradient", "moment"]) -> Rules:
+        split = self.zero == 2 or (self.zero == 1 and what == "moment")
+        return split_over_data(self.parameter_rules) if split else self.parameter_rules
 
     def activation(self, axes: Sequence[str | None], shape: Sequence[int], what: str) -> NamedSharding:
         """The sharding of an activation or of a batch array."""
-        return NamedSharding(self.mesh, partition_spec(self.activation_rules, axes, shape, self.mesh.shape, what))
+        return self._sharding(self.activation_rules, axes, shape, what)
+
+    def _sharding(self, rules: Rules, axes: Sequence[str | None], shape: Sequence[int], what: str) -> NamedSharding:
+        return NamedSharding(self.mesh, partition_spec(rules, axes, shape, self.sizes, what))
 
     def replicated(self) -> NamedSharding:
         """The sharding of scalars."""
         return NamedSharding(self.mesh, PartitionSpec())
+
+    def constrain(self, x: jax.Array, sharding: NamedSharding) -> jax.Array:
+        """`x` with a sharding that this layout gave."""
+        if not self.splits:
+            return x
+        # In a shard_map only the mesh of the context will do, whose manual axes it knows.
+        return jax.lax.with_sharding_constraint(x, sharding.spec if self.manual else sharding)
+
+    def shard_map(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+        """`function` of the shards that a device holds, over all axes that aren't manual yet."""
+        if not self.manual:
+            return jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+        axes = set(self.mesh.axis_names) - self.manual
+        return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names=axes, check_vma=False)
 
 
 _current: ContextVar[Layout | None] = ContextVar("jaxtrain_layout", default=None)
@@ -97,6 +171,6 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
         ShardingError: a dimension doesn't divide (JAX alone would replicate it without a word).
     """
     layout = current_layout()
-    if layout is None or layout.mesh.size == 1:
+    if layout is None or not layout.splits:
         return x
-    return jax.lax.with_sharding_constraint(x, layout.activation(axes, x.shape, f"activation {axes}"))
+    return layout.constrain(x, layout.activation(axes, x.shape, f"activation {axes}"))

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 import jax
 from jax.sharding import AxisType, Mesh
 
-MESH_AXES = ("pipeline", "data", "fsdp", "expert", "context", "tensor")
+PIPELINE = "pipeline"
+MESH_AXES = (PIPELINE, "data", "fsdp", "expert", "context", "tensor")
 """Outermost first: neighbours in the last axis are the closest devices, and tensor parallelism talks most."""
 
 

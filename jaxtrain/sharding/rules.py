@@ -22,7 +22,11 @@ _EVERYWHERE: Rules = {
     "layers": (),
 }
 
-PARAMETER_RULES: Rules = {**_EVERYWHERE, "embed": ("fsdp",), "norm": ()}
+STORED_IN_PARTS = ("fsdp", "pipeline")
+"""The mesh axes between which a weight is divided where it is stored. Stages of a pipeline divide it too, whichever of
+them computes with it: so the state is the same tree for every schedule, and no stage holds more than another."""
+
+PARAMETER_RULES: Rules = {**_EVERYWHERE, "embed": STORED_IN_PARTS, "norm": ()}
 """`norm` is a scale vector's only dimension: too small to be worth a gather, so it is replicated."""
 
 ACTIVATION_RULES: Rules = {
@@ -50,9 +54,17 @@ def with_own_rules(own: Mapping[str, Sequence[str]]) -> tuple[Rules, Rules]:
     for name in own:
         if name in PARAMETER_RULES or name in ACTIVATION_RULES:
             raise ShardingError(f"sharding.rules.{name}: this logical axis has a rule already; choose another name")
-    parameters = {name: tuple(axes) for name, axes in own.items()}
+    parameters = {
+        name: tuple(part for axis in axes for part in (STORED_IN_PARTS if axis == "fsdp" else (axis,)))
+        for name, axes in own.items()
+    }
     activations = {name: tuple(axis for axis in axes if axis not in BATCH_AXES) for name, axes in own.items()}
     return {**PARAMETER_RULES, **parameters}, {**ACTIVATION_RULES, **activations}
+
+
+def split_over_data(rules: Rules) -> Rules:
+    """The rules of what ZeRO splits over `data`: what is stored in parts is divided further."""
+    return {name: (*axes, "data") if "fsdp" in axes else axes for name, axes in rules.items()}
 
 
 def partition_spec(
