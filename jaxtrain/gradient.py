@@ -5,16 +5,17 @@ that the whole batch fixed, and returns the gradient of Σ_terms sum / denominat
 denominators are fixed first, micro-batches only add.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Key
 
 from jaxtrain.models.parameters import ParameterInfo, Role
 from jaxtrain.models.task import Batch, Denominators, Params, Sums, Task
-from jaxtrain.sharding import Layout
+from jaxtrain.sharding import Layout, use_layout
 
 Gradient = Callable[[Params, Batch, Denominators, Key[Array, ""]], tuple[Params, Sums]]
 
@@ -69,16 +70,119 @@ def accumulated_gradient(task: Task, cast: Callable[[Params], Params], layout: L
     one_pass = plain_gradient(task, cast)
 
     def gradient(params: Params, batch: Batch, denominators: Denominators, key: Key[Array, ""]) -> tuple[Params, Sums]:
-        def add(total: Any, micro: Batch) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, total, one_pass(params, micro, denominators, key)), None
-
         split = {name: split_rows(array, layout, passes) for name, array in batch.items()}
-        first = jax.tree.map(lambda array: array[0], split)
-        shapes = jax.eval_shape(one_pass, params, first, denominators, key)
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        return jax.lax.scan(add, zeros, split)[0]
+        return _added_up(lambda micro: one_pass(params, micro, denominators, key), split)
 
     return gradient
+
+
+def gathered_gradient(
+    task: Task, cast: Callable[[Params], Params], layout: Layout, infos: Any, passes: int
+) -> Gradient:
+    """The same, where weights are gathered once for all passes, and their gradients scattered once.
+
+    It runs in a `shard_map` over the axes that split the rows, so that a pass adds to a device's own gradient: left to
+    the partitioner, the reduce-scatter would stay inside the loop. Takes the memory of the whole weights in the
+    compute dtype, and of their gradient in float32, divided by `tensor` alone.
+    """
+    rows = layout.batch_axes
+    inside = layout.inside(*rows)
+    one_pass = plain_gradient(task, lambda whole: whole)
+    stored, scattered = (
+        _map_infos(lambda info, of=of: of(info.axes, info.shape, "parameter").spec, infos)  # type: ignore[misc]
+        for of in (layout.parameter, layout.gradient)
+    )
+
+    def gradient(params: Params, batch: Batch, denominators: Denominators, key: Key[Array, ""]) -> tuple[Params, Sums]:
+        def on_shard(params: Params, batch: Batch, denominators: Denominators, key: Array) -> tuple[Params, Sums]:
+            with use_layout(inside):
+                whole = gather_whole(params, stored, inside)
+                gradients, sums = _added_up(lambda micro: one_pass(whole, micro, denominators, key), batch)
+            return scatter_whole(gradients, scattered, inside), jax.lax.psum(sums, rows)
+
+        mapped = jax.shard_map(
+            on_shard,
+            mesh=layout.mesh,
+            in_specs=(manual_part(stored, inside), PartitionSpec(None, rows), PartitionSpec(), PartitionSpec()),
+            out_specs=(manual_part(scattered, inside), PartitionSpec()),
+            axis_names=inside.manual,
+            check_vma=False,
+        )
+        split = {name: split_rows(array, layout, passes) for name, array in batch.items()}
+        result: tuple[Params, Sums] = mapped(cast(params), split, denominators, key)
+        return result
+
+    return gradient
+
+
+def _added_up(one_pass: Callable[[Batch], tuple[Params, Sums]], batch: Batch) -> tuple[Params, Sums]:
+    """The results of `one_pass` for each micro-batch of arrays [passes, rows, …], in float32."""
+
+    def add(total: Any, micro: Batch) -> tuple[Any, None]:
+        return jax.tree.map(lambda old, new: old + new.astype(jnp.float32), total, one_pass(micro)), None
+
+    first = jax.tree.map(lambda array: array[0], batch)
+    shapes = jax.eval_shape(one_pass, first)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), shapes)
+    total: tuple[Params, Sums] = jax.lax.scan(add, zeros, batch)[0]
+    return total
+
+
+def gather_whole(params: Params, specs: Any, layout: Layout) -> Params:
+    """Each device's part of the parameters, made whole along the axes of rows that are manual in `layout`."""
+    axes = layout.manual & set(layout.activation_rules["batch"])
+
+    def one(leaf: Array, spec: PartitionSpec) -> Array:
+        for dimension, entry in enumerate(spec):
+            if among := _among(entry, axes):
+                leaf = jax.lax.all_gather(leaf, among, axis=dimension, tiled=True)
+        return leaf
+
+    return _on_shards(one, params, specs, layout) if axes else params
+
+
+def scatter_whole(gradients: Params, specs: Any, layout: Layout) -> Params:
+    """The other way: the sum of all devices' gradients, of which each keeps its part."""
+    axes = layout.manual & set(layout.activation_rules["batch"])
+
+    def one(leaf: Array, spec: PartitionSpec) -> Array:
+        rest = set(axes)
+        for dimension, entry in enumerate(spec):
+            if among := _among(entry, axes):
+                leaf = jax.lax.psum_scatter(leaf, among, scatter_dimension=dimension, tiled=True)
+                rest -= set(among)
+        return jax.lax.psum(leaf, tuple(axis for axis in layout.mesh.axis_names if axis in rest)) if rest else leaf
+
+    return _on_shards(one, gradients, specs, layout) if axes else gradients
+
+
+def _on_shards(one: Callable[[Array, PartitionSpec], Array], tree: Params, specs: Any, layout: Layout) -> Params:
+    """`one` of each leaf, on what a single device has of it: else the partitioner gathers it over the other axes."""
+    others = _select(specs, set(layout.mesh.axis_names) - layout.manual)
+    mapped = layout.shard_map(lambda tree: jax.tree.map(one, tree, specs), (others,), others)
+    result: Params = mapped(tree)
+    return result
+
+
+def manual_part(specs: Any, layout: Layout) -> Any:
+    """What of the specs is about axes that are manual in `layout`, as a `shard_map` over them takes it."""
+    return _select(specs, layout.manual)
+
+
+def _select(specs: Any, axes: Collection[str]) -> Any:
+    def one(spec: PartitionSpec) -> PartitionSpec:
+        return PartitionSpec(*(_among(entry, axes) or None for entry in spec))
+
+    return jax.tree.map(one, specs, is_leaf=lambda node: isinstance(node, PartitionSpec))
+
+
+def _among(entry: str | tuple[str, ...] | None, axes: Collection[str]) -> tuple[str, ...]:
+    names = (entry,) if isinstance(entry, str) else entry or ()
+    return tuple(name for name in names if name in axes)
+
+
+def _map_infos(function: Callable[[ParameterInfo], Any], infos: Any) -> Any:
+    return jax.tree.map(function, infos, is_leaf=lambda node: isinstance(node, ParameterInfo))
 
 
 def split_rows(array: Array, layout: Layout, passes: int) -> Array:

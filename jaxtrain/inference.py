@@ -15,7 +15,7 @@ from jaxtrain.evaluation import Evaluator
 from jaxtrain.models.task import Generative, Mean
 from jaxtrain.placement import Placement
 from jaxtrain.program import Program, build
-from jaxtrain.sharding import BATCH_AXES
+from jaxtrain.sharding import BATCH_AXES, PIPELINE
 from jaxtrain.training_data import TrainingData, agree_on_data, open_data, refuse_other_fields
 from jaxtrain.weights import restore_weights
 
@@ -32,7 +32,7 @@ def inference_program(config: Config, devices: Sequence[jax.Device], rows: int) 
     """
     sizes = resolve_mesh(config.mesh, len(devices), config.origins)
     shards = 1
-    for axis in BATCH_AXES:
+    for axis in (PIPELINE, *BATCH_AXES):
         shards *= sizes[axis]
     evaluation = config.eval.model_copy(update={"batch": None})
     update = {"global_batch": -(-rows // shards) * shards, "batch_ramp": (), "microbatch": None, "eval": evaluation}
@@ -80,7 +80,7 @@ def evaluate_checkpoints(
         refuse_other_fields(data, program.eval_batch)
         tables = _evaluated_tables(data)
     agree_on_data(data)
-    placement, rows = Placement(program.eval_batch), program.config.eval_batch
+    placement, rows = Placement(program.eval_batch), program.eval_rows
     for saved in checkpoints:
         if saved.meta.data_hash != data.hash:
             warn(f"{data.where}: the data are others than step {saved.meta.step} was trained on")

@@ -284,7 +284,7 @@ class Training:
                 Evaluator,
                 compiled.eval_step,
                 Placement(program.eval_batch),
-                rows=config.eval_batch,
+                rows=program.eval_rows,
                 prefetch=config.data.prefetch,
             )
             sets = {name: evaluator(source=given.table) for name, given in data.eval_sets.items()}

@@ -14,14 +14,23 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
 from jaxtrain.config import Config, check_layout, resolve_mesh
-from jaxtrain.gradient import Gradient, accumulated_gradient, cast_for_compute, plain_gradient
+from jaxtrain.gradient import (
+    Gradient,
+    accumulated_gradient,
+    cast_for_compute,
+    gathered_gradient,
+    plain_gradient,
+)
 from jaxtrain.models.families import make_task, remat_of
-from jaxtrain.models.parameters import describe, named_leaves, path_name, unbox
+from jaxtrain.models.parameters import ParameterInfo, describe, named_leaves, path_name, unbox
 from jaxtrain.models.remat import refuse_unknown_names
-from jaxtrain.models.task import Batch, Denominators, Params, Sums, Task
+from jaxtrain.models.task import Batch, Denominators, Params, Staged, Sums, Task
 from jaxtrain.norms import measure_norms
 from jaxtrain.optimizer import freeze, make_optimizer, schedule_inputs, state_axes, trainable
-from jaxtrain.sharding import Layout, make_mesh, use_layout
+from jaxtrain.pipeline.build import describe_pipeline, make_pipeline, make_stages
+from jaxtrain.pipeline.engine import pipelined_gradient
+from jaxtrain.pipeline.stages import Stages
+from jaxtrain.sharding import PIPELINE, Layout, make_mesh, use_layout
 from jaxtrain.sharding.table import TableRow, parameter_rows, refuse_silent_replication
 from jaxtrain.step import State, StepInputs, initial_state, make_eval_step, make_train_step
 
@@ -41,7 +50,10 @@ class Program:
     """A training program on a mesh: abstract state and batches with shardings, and the functions over them.
 
     Attributes:
-        state, batch, eval_batch: trees of `jax.ShapeDtypeStruct` with shardings; `batch` is one of `global_batch` rows.
+        state, batch, eval_batch: trees of `jax.ShapeDtypeStruct` with shardings; `batch` is one of `global_batch` rows,
+            `eval_batch` one of `eval_rows`. Where the layers are cut into stages, evaluation isn't pipelined: the
+            stages divide its rows, and gather each other's weights as fsdp does, so none is ever idle.
+        stages: which layers each stage of a pipeline has; None without one.
         infos: the parameters' `ParameterInfo`, a tree like `state["params"]`.
         init: key -> state, straight into its shards.
         adopt: params -> the state of a new run that begins with them; donates them.
@@ -52,6 +64,7 @@ class Program:
     config: Config
     task: Task
     layout: Layout
+    stages: Stages | None
     infos: Any
     state: Any
     batch: dict[str, jax.ShapeDtypeStruct]
@@ -65,6 +78,12 @@ class Program:
     def mesh(self) -> Mesh:
         """The mesh of all devices."""
         return self.layout.mesh
+
+    @property
+    def eval_rows(self) -> int:
+        """Rows that are evaluated at a time."""
+        rows: int = next(iter(self.eval_batch.values())).shape[0]
+        return rows
 
     def jit(self, function: Callable[..., Any], layout: Layout | None = None, **options: Any) -> Jitted:
         """Another function jitted as these are: with the layout, or one like it, and the matrix products' precision."""
@@ -122,7 +141,7 @@ def build(config: Config, devices: Sequence[jax.Device]) -> Program:
     axis_sizes = resolve_mesh(config.mesh, len(devices), config.origins)
     check_layout(config, axis_sizes)
     task = make_task(config)
-    layout = Layout.on(make_mesh(axis_sizes, devices), config.sharding.rules)
+    layout = Layout.on(make_mesh(axis_sizes, devices), config.sharding.rules, config.sharding.zero)
     abstract_params = jax.eval_shape(task.init, jax.random.key(0))
     infos = freeze(describe(abstract_params), config.optimizer.frozen, config.origins.get("optimizer.frozen", ""))
     optimizer = make_optimizer(config.optimizer, infos)
@@ -133,16 +152,20 @@ def build(config: Config, devices: Sequence[jax.Device]) -> Program:
     state = _abstract_state(jax.eval_shape(start, unbox(abstract_params)), infos, layout)
     cast = functools.partial(cast_for_compute, infos=infos, dtype=jnp.dtype(config.precision), layout=layout)
     batch = _abstract_batch(task, config.global_batch, layout)
-    eval_batch = _abstract_batch(task, config.eval_batch, layout)
+    inference = layout.for_inference()
+    eval_batch = _abstract_batch(task, _eval_rows(config, inference), inference)
     norms = functools.partial(measure_norms, infos) if config.telemetry.norms_every else None
-    gradient = _gradient(config, task, cast, layout, infos)
+    stages = make_stages(config, task, axis_sizes[PIPELINE]) if axis_sizes[PIPELINE] > 1 else None
+    gradient = _gradient(config, task, cast, layout, infos, stages)
     train_step = make_train_step(task, gradient, optimizer, config.optimizer.clip, norms)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
-    on = functools.partial(_on, layout, MATMUL_PRECISION[config.precision])
+    precision = MATMUL_PRECISION[config.precision]
+    on = functools.partial(_on, layout, precision)
     program = Program(
         config=config,
         task=task,
         layout=layout,
+        stages=stages,
         infos=infos,
         state=state,
         batch=batch,
@@ -150,7 +173,7 @@ def build(config: Config, devices: Sequence[jax.Device]) -> Program:
         init=on(lambda key: start(unbox(task.init(key))), out_shardings=shardings),
         adopt=on(start, out_shardings=shardings, donate_argnums=0),
         train_step=on(train_step, out_shardings=(shardings, layout.replicated()), donate_argnums=0),
-        eval_step=on(make_eval_step(task, cast), out_shardings=layout.replicated()),
+        eval_step=_on(inference, precision, make_eval_step(task, cast), out_shardings=layout.replicated()),
     )
     if config.remat == "named":
         refuse_unknown_names(remat_of(config), on(train_step), state, batch, program.abstract_inputs())
@@ -170,20 +193,50 @@ def _on(layout: Layout, matmul_precision: str, function: Callable[..., Any], **o
     return jitted
 
 
-def _gradient(config: Config, task: Task, cast: Callable[[Any], Any], layout: Layout, infos: Any) -> Gradient:
+def _gradient(
+    config: Config, task: Task, cast: Callable[[Any], Any], layout: Layout, infos: Any, stages: Stages | None
+) -> Gradient:
     """The gradient in as many passes as the rows of a batch need, with None in place of frozen parameters.
 
     What nobody takes is never computed: JAX leaves it out before it compiles, also out of the loop over passes.
     """
 
     def gradient(params: Params, batch: Batch, denominators: Denominators, key: Key[Array, ""]) -> tuple[Params, Sums]:
+        gathered_once = config.fsdp.gather == "step"
         device_rows = batch["row"].shape[0] // layout.size(*layout.batch_axes)
         passes = device_rows // (config.microbatch or device_rows)
-        whole = plain_gradient(task, cast) if passes == 1 else accumulated_gradient(task, cast, layout, passes)
+        if stages is not None:
+            assert isinstance(task, Staged), "seen when the stages were made"
+            pipeline = make_pipeline(config, task, stages, passes)
+            layout.choices["pipeline"] = describe_pipeline(config, pipeline)
+            whole = pipelined_gradient(pipeline, cast, layout, infos)
+        elif passes == 1:
+            whole = plain_gradient(task, cast)
+        elif gathered_once and layout.batch_axes:
+            whole = gathered_gradient(task, cast, layout, infos, passes)
+        else:
+            whole = accumulated_gradient(task, cast, layout, passes)
+        if passes > 1 and layout.weight_axes:
+            layout.choices["weights"] = f"gathered {'once a step' if gathered_once else 'for each micro-batch'}"
         gradients, sums = whole(params, batch, denominators, key)
-        return trainable(gradients, infos), sums
+        return _as_kept(trainable(gradients, infos), infos, layout), sums
 
     return gradient
+
+
+def _as_kept(gradients: Params, infos: Any, layout: Layout) -> Params:
+    """The gradients divided as the layout says, whatever made them."""
+
+    def one(info: ParameterInfo, leaf: Any) -> Any:
+        return None if leaf is None else layout.constrain(leaf, layout.gradient(info.axes, info.shape, "gradient"))
+
+    return jax.tree.map(one, infos, gradients)
+
+
+def _eval_rows(config: Config, layout: Layout) -> int:
+    """`eval.batch`; where that is null, `global_batch` made up to what the mesh divides: more rows of weight 0."""
+    shards = layout.size(*layout.batch_axes)
+    return config.eval_batch if config.eval.batch is not None else -(-config.eval_batch // shards) * shards
 
 
 def _abstract_state(shapes: Any, infos: Any, layout: Layout) -> Any:
@@ -193,8 +246,9 @@ def _abstract_state(shapes: Any, infos: Any, layout: Layout) -> Any:
 
     def shard(path: Any, leaf: Any, names: Any) -> Any:
         part, *name = path
-        what = f"parameter {path_name(tuple(name))}" if part.key == "params" else path_name(path)
-        return _with_sharding(leaf, layout.parameter(names, leaf.shape, what))
+        if part.key == "params":
+            return _with_sharding(leaf, layout.parameter(names, leaf.shape, f"parameter {path_name(tuple(name))}"))
+        return _with_sharding(leaf, layout.moment(names, leaf.shape, path_name(path)))
 
     return jax.tree_util.tree_map_with_path(shard, shapes, axes)
 

@@ -23,6 +23,10 @@ ELSEWHERE = {
     "batch_ramp": ["rampup_batch_size", "batch_size_rampup", "batch_schedule"],
     "ema.decay": ["ema_decay", "ema_rate"],
     "optimizer.schedule": ["scheduler", "lr_scheduler", "lr_schedule"],
+    "pipeline.schedule": ["pipeline_schedule", "pipeline_parallel_schedule", "pp_schedule"],
+    "mesh.pipeline": ["pp", "pipeline_parallel_size", "pipeline_parallelism", "pipeline_parallel_degree"],
+    "pipeline.chunks": ["virtual_pipeline_size", "num_virtual_stages", "circular_repeats", "interleave"],
+    "sharding.zero": ["zero_stage", "zero", "zero_optimization"],
     "optimizer.schedule.warmup": ["warmup_steps", "warmup_iters", "lr_warmup_steps"],
     "optimizer.schedule.final": ["min_lr", "final_lr", "end_lr", "min_lr_ratio"],
     "steps": ["max_steps", "train_steps", "train_iters", "iterations", "total_steps"],
@@ -98,7 +102,8 @@ def _score(path: str, key: Key, holds_section: bool) -> float:
         initials = "".join(word[0] for word in key_name.split("_"))
         leaf = max(leaf, INITIALS_WEIGHT * _similar(name, initials))
     place = _similar(section, key_section) if section else 0.5
-    return LEAF_WEIGHT * leaf + (1 - LEAF_WEIGHT) * place - (0.1 if holds_section != key.is_section else 0.0)
+    other_kind = holds_section != key.is_section and name.lower() not in ELSEWHERE.get(key.path, [])
+    return LEAF_WEIGHT * leaf + (1 - LEAF_WEIGHT) * place - (0.1 if other_kind else 0.0)
 
 
 @cache

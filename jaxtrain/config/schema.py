@@ -40,7 +40,7 @@ from jaxtrain.config.optimizer import AdamWConfig, EmaConfig, OptimizerConfig
 class MeshConfig(Section):
     """Devices along each mesh axis, outermost first; one axis may be -1: whatever devices the others leave."""
 
-    pipeline: Count = setting(1, "Devices along the pipeline; only 1 is supported so far.", may_change=True, ge=-1)
+    pipeline: Count = setting(1, "Stages that divide the layers; -1: all left.", may_change=True, ge=-1)
     data: Count = setting(
         -1, "Devices that hold a full copy and divide the batch; -1: all left.", may_change=True, ge=-1
     )
@@ -50,8 +50,35 @@ class MeshConfig(Section):
     tensor: Count = setting(1, "Devices that divide each matrix; -1: all left.", may_change=True, ge=-1)
 
 
+class FsdpConfig(Section):
+    """How weights that `fsdp` divides come together."""
+
+    gather: Literal["step", "microbatch"] = setting(
+        "microbatch",
+        "In a step of several micro-batches, gather weights and scatter gradients for each, or once: less to send, but "
+        "whole weights and their gradients in memory, divided by tensor and pipeline alone.",
+        may_change=True,
+    )
+
+
+class PipelineConfig(Section):
+    """The order in which stages work on micro-batches."""
+
+    schedule: Literal["gpipe", "1f1b", "interleaved_1f1b"] = setting(
+        "1f1b", "All forwards first, one forward and one backward in turn, or that with several chunks a stage.",
+        may_change=True,
+    )  # fmt: skip
+    chunks: Count = setting(1, "Pieces of each stage, with interleaved_1f1b.", may_change=True, gt=0)
+
+
 class ShardingConfig(Section):
     """How strictly parameters must be spread over the mesh."""
+
+    zero: Literal[0, 1, 2] = setting(
+        0,
+        "What mesh.data divides beside rows: nothing, the optimizer's state, or gradients too (ZeRO; stage 3 is fsdp).",
+        may_change=True,
+    )
 
     allow_replicated: bool = setting(
         False,
@@ -209,6 +236,8 @@ class Config(Section):
     )
     mesh: MeshConfig = section(MeshConfig, "The device mesh.")
     sharding: ShardingConfig = section(ShardingConfig, "Rules for spreading parameters over the mesh.")
+    fsdp: FsdpConfig = section(FsdpConfig, "When weights that fsdp divides are gathered.")
+    pipeline: PipelineConfig = section(PipelineConfig, "The schedule of a mesh with stages.")
     model: ModelConfig = section(DecoderConfig, "The model.")
     data: DataConfig = section(TokenDataConfig, "The data set.")
     optimizer: OptimizerConfig = section(AdamWConfig, "The optimizer.")

@@ -15,7 +15,7 @@ from jaxtrain.generation.sampling import Sampling, choose
 from jaxtrain.gradient import cast_for_compute
 from jaxtrain.models.task import Cache, Generative, Params
 from jaxtrain.program import Program
-from jaxtrain.sharding import BATCH_AXES, constrain
+from jaxtrain.sharding import constrain
 
 PROMPT_UNIT = 128
 """Prompts are filled up to a multiple of this: few lengths are ever compiled, and the flash kernel takes them."""
@@ -91,9 +91,9 @@ class Generator:
         assert isinstance(task, Generative), "checked by the verb"
         self._params = params
         self._most = most
-        self._rows_unit = program.layout.size(*BATCH_AXES)
-        self._request = _request(sampling, seed)
         layout = program.layout.for_decoding()
+        self._rows_unit = layout.size(*layout.batch_axes)
+        self._request = _request(sampling, seed)
         cast = partial(
             cast_for_compute, infos=program.infos, dtype=jnp.dtype(program.config.precision), layout=program.layout
         )

@@ -129,6 +129,7 @@ class Task(Protocol):
         ...
 
 
+@runtime_checkable
 class Staged(Task, Protocol):
     """A task cut into embed, equal layers and head: what a pipeline needs.
 

@@ -65,8 +65,8 @@ class Layout:
         return replace(layout, activation_rules={**layout.activation_rules, "seq": (), "residual_seq": ()})
 
     def inside(self, *manual: str) -> "Layout":
-        """What holds for code in a `shard_map` over the mesh axes `manual`."""
-        return replace(self, manual=self.manual | set(manual))
+        """What holds for code in a `shard_map` over the mesh axes `manual`, whose gradients ZeRO divides outside."""
+        return replace(self, manual=self.manual | set(manual), zero=0)
 
     @property
     def sizes(self) -> Mapping[str, int]:

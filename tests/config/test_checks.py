@@ -120,7 +120,21 @@ def refusal(config: Config, **axis_sizes: int) -> list[str]:
             {"profile": {"steps": 5}},
             "profile.steps=5 does nothing with profile.start=null; set profile.start, or leave steps out",
         ),
-        ({"mesh": {"pipeline": 2}}, "mesh.pipeline=2 is not supported yet; the nearest value is 1"),
+        (
+            {"mesh": {"pipeline": 4}, "model": {"layers": 3}},
+            "model.layers=3 are too few for mesh.pipeline=4: each of the 4 parts needs a layer; "
+            "mesh.pipeline may be at most 3",
+        ),
+        (
+            {"pipeline": {"chunks": 2}},
+            "pipeline.chunks=2, but pipeline.schedule=1f1b has one chunk for each stage; set pipeline.chunks: 1 or "
+            "pipeline.schedule: interleaved_1f1b",
+        ),
+        (
+            {"mesh": {"pipeline": 2}, "remat": "named", "remat_offload": ["query"]},
+            "remat_offload=['query'] isn't supported with mesh.pipeline=2: what stages keep stays on the device; "
+            "name it in remat_save, or leave it out and it is computed again",
+        ),
         ({"mesh": {"expert": 2}}, "mesh.expert=2 is not supported yet; the nearest value is 1"),
         ({"mesh": {"context": -1, "data": 1}}, "mesh.context=-1 is not supported yet; the nearest value is 1"),
         ({"mesh": {"tensor": 0}}, "mesh.tensor=0 leaves no device; use 1, or -1 for all that are left"),
@@ -196,8 +210,8 @@ def test_what_is_just_right_passes() -> None:
 
 
 def test_all_contradictions_are_listed_at_once() -> None:
-    lines = refusal(config(mesh={"pipeline": 2, "tensor": 3}, optimizer={"schedule": {"warmup": 11}}))
-    named = ["warmup", "pipeline=2", "heads=4", "kv_heads=2", "mlp=128", "vocab=256", "sequence=256"]
+    lines = refusal(config(mesh={"expert": 2, "tensor": 3}, optimizer={"schedule": {"warmup": 11}}))
+    named = ["warmup", "expert=2", "heads=4", "kv_heads=2", "mlp=128", "vocab=256", "sequence=256"]
     assert len(lines) == len(named)
     assert all(key in line for key, line in zip(named, lines, strict=True))
 

@@ -43,7 +43,17 @@ MAY_CHANGE = {
     "ema.evaluate",
 }  # fmt: skip
 NULL_SECTIONS = ("model.rope.scaling.", "checkpoint.keep_best.")
-SECTIONS_THAT_MAY_CHANGE = {"mesh", "sharding", "distributed", "eval", "checkpoint", "telemetry", "profile"}
+SECTIONS_THAT_MAY_CHANGE = {
+    "mesh",
+    "fsdp",
+    "pipeline",
+    "sharding",
+    "distributed",
+    "eval",
+    "checkpoint",
+    "telemetry",
+    "profile",
+}
 
 
 def classes(variants: Variants = ROOT) -> list[type[Section]]:

@@ -9,8 +9,10 @@ from jaxtrain.config.schema import Config, MeshConfig
 
 BATCH_AXES = ("data", "fsdp", "expert")
 """The mesh axes over which the rows of a batch are split."""
+EVAL_AXES = ("pipeline", *BATCH_AXES)
+"""Those over which the rows of an evaluation are: stages take part in it as fsdp does."""
 
-UNSUPPORTED_AXES = ("pipeline", "expert", "context")
+UNSUPPORTED_AXES = ("expert", "context")
 
 
 def resolve_mesh(mesh: MeshConfig, devices: int, origins: Mapping[str, str] | None = None) -> dict[str, int]:
@@ -63,9 +65,12 @@ def check_distributed(config: Config) -> Iterator[Problem]:
 
 def check_parts(config: Config, sizes: Mapping[str, int], *, batches: bool = True) -> Iterator[Problem]:
     yield from _tensor(config, sizes.get("tensor", 1))
-    yield from _fsdp(config, sizes.get("fsdp", 1))
+    yield from _stored(config, sizes)
+    yield from _pipeline(config, sizes.get("pipeline", 1))
     if batches and all(axis in sizes for axis in BATCH_AXES):
         yield from _batches(config, {axis: sizes[axis] for axis in BATCH_AXES})
+    if batches and all(axis in sizes for axis in EVAL_AXES):
+        yield from _evaluation(config, {axis: sizes[axis] for axis in EVAL_AXES})
 
 
 def _tensor(config: Config, tensor: int) -> Iterator[Problem]:
@@ -104,24 +109,75 @@ def _patches(model: DecoderConfig | VitConfig) -> int | None:
     return model.patches if isinstance(model, VitConfig) and model.image % model.patch == 0 else None
 
 
-def _fsdp(config: Config, fsdp: int) -> Iterator[Problem]:
+def _stored(config: Config, sizes: Mapping[str, int]) -> Iterator[Problem]:
+    """What is stored in parts must divide: weights over fsdp and pipeline, with ZeRO their moments over data too."""
     model = config.model
     if isinstance(model, OwnModelConfig):
         return
-    if model.embed % fsdp:
+    axes = ("fsdp", "pipeline", *(("data",) if config.sharding.zero else ()))
+    split = {axis: sizes[axis] for axis in axes if sizes.get(axis, 1) > 1}
+    parts = math.prod(split.values())
+    if model.embed % parts:
         free = isinstance(model, DecoderConfig) and model.head_dim is not None
-        unit = fsdp if free else math.lcm(fsdp, (2 if isinstance(model, DecoderConfig) else 1) * model.heads)
+        unit = parts if free else math.lcm(parts, (2 if isinstance(model, DecoderConfig) else 1) * model.heads)
+        keys = tuple(f"mesh.{axis}" for axis in split)
+        over = " × ".join(f"mesh.{axis}={size}" for axis, size in split.items())
         yield Problem(
-            ("model.embed", "mesh.fsdp"),
-            f"model.embed={model.embed} doesn't divide by mesh.fsdp={fsdp}; the nearest model.embed is "
-            f"{multiples(model.embed, unit)}, and mesh.fsdp may be {divisors(model.embed, at_most=fsdp)}",
+            ("model.embed", *keys, *(("sharding.zero",) if "data" in split else ())),
+            f"model.embed={model.embed} doesn't divide by {over}{_why_stored(split)}; the nearest model.embed is "
+            f"{multiples(model.embed, unit)}, and {' × '.join(keys)} may be {divisors(model.embed, at_most=parts)}",
         )
+
+
+def _why_stored(split: Mapping[str, int]) -> str:
+    if "data" in split:
+        return ", which store parts of each weight's moments (sharding.zero)"
+    return ", which store parts of each weight" if "pipeline" in split else ""
+
+
+def _pipeline(config: Config, stages: int) -> Iterator[Problem]:
+    chunks, schedule, model = config.pipeline.chunks, config.pipeline.schedule, config.model
+    if chunks > 1 and schedule != "interleaved_1f1b":
+        yield Problem(
+            ("pipeline.chunks", "pipeline.schedule"),
+            f"pipeline.chunks={chunks}, but pipeline.schedule={schedule} has one chunk for each stage; "
+            f"set pipeline.chunks: 1 or pipeline.schedule: interleaved_1f1b",
+        )
+    if not isinstance(model, OwnModelConfig) and stages > 1 and model.layers < stages * chunks:
+        keys = ("mesh.pipeline", *(("pipeline.chunks",) if chunks > 1 else ()))
+        over = f"mesh.pipeline={stages}" + (f" × pipeline.chunks={chunks}" if chunks > 1 else "")
+        yield Problem(
+            ("model.layers", *keys),
+            f"model.layers={model.layers} are too few for {over}: each of the {stages * chunks} parts needs a layer; "
+            f"{' × '.join(keys)} may be at most {model.layers}",
+        )
+    if stages > 1 and config.remat_offload:
+        yield Problem(
+            ("remat_offload", "mesh.pipeline"),
+            f"remat_offload={list(config.remat_offload)} isn't supported with mesh.pipeline={stages}: what stages keep "
+            f"stays on the device; name it in remat_save, or leave it out and it is computed again",
+        )
+
+
+def _evaluation(config: Config, sizes: Mapping[str, int]) -> Iterator[Problem]:
+    shards = math.prod(sizes.values())
+    if config.eval.batch is not None and config.eval.batch % shards:
+        yield Problem(
+            ("eval.batch", *(f"mesh.{axis}" for axis, size in sizes.items() if size > 1)),
+            f"eval.batch={config.eval.batch} doesn't divide over {_shards(sizes)}; "
+            f"the nearest is {multiples(config.eval.batch, shards)}",
+        )
+
+
+def _shards(sizes: Mapping[str, int]) -> str:
+    axes = " × ".join(f"mesh.{axis}={size}" for axis, size in sizes.items() if size > 1)
+    return f"{math.prod(sizes.values())} batch shards ({axes})"
 
 
 def _batches(config: Config, sizes: Mapping[str, int]) -> Iterator[Problem]:
     shards = math.prod(sizes.values())
     axes = tuple(f"mesh.{axis}" for axis, size in sizes.items() if size > 1)
-    over = f"{shards} batch shards ({' × '.join(f'mesh.{axis}={size}' for axis, size in sizes.items() if size > 1)})"
+    over = _shards(sizes)
     ramp = (
         ("batch_ramp", f"batch_ramp[{i}].global_batch", part.global_batch) for i, part in enumerate(config.batch_ramp)
     )
@@ -138,12 +194,6 @@ def _batches(config: Config, sizes: Mapping[str, int]) -> Iterator[Problem]:
                 f"microbatch={config.microbatch} doesn't divide the {share} examples that each device has of "
                 f"{name}={size}; it may be {divisors(share)}",
             )
-    if config.eval.batch is not None and config.eval.batch % shards:
-        yield Problem(
-            ("eval.batch", *axes),
-            f"eval.batch={config.eval.batch} doesn't divide over {over}; "
-            f"the nearest is {multiples(config.eval.batch, shards)}",
-        )
 
 
 def _mesh_that_fits(sizes: Mapping[str, int], devices: int) -> str:
@@ -152,7 +202,7 @@ def _mesh_that_fits(sizes: Mapping[str, int], devices: int) -> str:
     candidates = {
         axis: devices * size // product
         for axis, size in sizes.items()
-        if axis not in UNSUPPORTED_AXES and devices % (product // size) == 0
+        if axis not in UNSUPPORTED_AXES and (axis != "pipeline" or sizes[axis] > 1) and devices % (product // size) == 0
     }
     if not candidates:
         return "the axes must multiply to that; one of them may be -1 for all that are left"

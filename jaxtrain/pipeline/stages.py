@@ -1,0 +1,179 @@
+"""Which stage computes which layers, and the way of weights from where they are stored to there, and of gradients back.
+
+State is one canonical tree, whatever the schedule: layers stacked in order, each weight divided over `fsdp` and
+`pipeline`. For a step, a stage collects the layers that it computes, all stages at once in one all-to-all for each
+leaf; the gradients go back the same way. What travels is a stage's share of the weights, in the compute dtype;
+checkpoints, optimizers and evaluation know nothing of stages.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+from jaxtyping import Array
+
+from jaxtrain.models.parameters import ParameterInfo
+from jaxtrain.models.task import Params
+from jaxtrain.optimizer import trainable
+from jaxtrain.sharding import PIPELINE, Layout
+
+PADDING = -1
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The layers of each stage: chunks · `slots` places, of which a short chunk leaves the last ones empty.
+
+    Attributes:
+        split: [stage][chunk] layers, contiguous in the order in which a micro-batch passes them.
+        loads: the work of each virtual stage, in that order and any unit; the embedding and the head are part of it.
+    """
+
+    split: tuple[tuple[int, ...], ...]
+    loads: tuple[float, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """Stages."""
+        return len(self.split)
+
+    @property
+    def slots(self) -> int:
+        """Places for layers in a chunk: as many as the longest one needs."""
+        return max(size for chunks in self.split for size in chunks)
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether any place is empty."""
+        return len({size for chunks in self.split for size in chunks}) > 1
+
+    @cached_property
+    def layers(self) -> np.ndarray:
+        """i32[stage, chunk · slots]: the layer in each place, `PADDING` where there is none."""
+        chunks = len(self.split[0])
+        places = np.full((self.count, chunks, self.slots), PADDING, np.int32)
+        first = 0
+        for chunk in range(chunks):
+            for stage in range(self.count):
+                size = self.split[stage][chunk]
+                places[stage, chunk, :size] = np.arange(first, first + size)
+                first += size
+        return places.reshape(self.count, -1)
+
+    @cached_property
+    def places(self) -> np.ndarray:
+        """i32[layers]: where each layer is among all stages' places."""
+        flat = self.layers.reshape(-1)
+        (found,) = np.nonzero(flat != PADDING)
+        return found[np.argsort(flat[found])].astype(np.int32)
+
+
+@dataclass(frozen=True)
+class StageWeights:
+    """The way of a task's parameters to their stages and back.
+
+    Attributes:
+        infos: the parameters' `ParameterInfo`; `infos["layers"]` are distributed, all others go to every stage.
+    """
+
+    infos: Any
+    layout: Layout
+    stages: Stages
+
+    @cached_property
+    def stored(self) -> Any:
+        """How parameters lie where they are stored."""
+        return self._specs(self.layout)
+
+    @cached_property
+    def fetched(self) -> Any:
+        """How they lie on the stages: of a layer, the first dimension is the stage's places."""
+
+        def one(path: Any, spec: PartitionSpec) -> PartitionSpec:
+            return PartitionSpec(PIPELINE, *spec[1:]) if _is_layer(path) else spec
+
+        return _map_specs(one, self._specs(self.layout.inside(PIPELINE)))
+
+    @cached_property
+    def returned(self) -> Any:
+        """How the gradients of trained parameters lie on the stages: of what is no layer each stage has its own."""
+
+        def one(path: Any, spec: PartitionSpec) -> PartitionSpec:
+            return spec if _is_layer(path) else PartitionSpec(PIPELINE, *spec)
+
+        return trainable(_map_specs(one, self.fetched), self.infos)
+
+    def fetch(self, params: Params) -> Params:
+        """Parameters as the stages need them: their layers, [stages · places, …], and all others."""
+        return self._moved(self._fetch_one, params, self.stored, self.fetched)
+
+    def give_back(self, gradients: Params) -> Params:
+        """Gradients as parameters are stored; of what is no layer, [stages, …] are summed. Frozen parameters: None."""
+        stored = trainable(self.stored, self.infos)
+        return self._moved(self._give_back_one, gradients, self.returned, stored)
+
+    def _specs(self, layout: Layout) -> Any:
+        def one(info: ParameterInfo) -> PartitionSpec:
+            spec = layout.parameter(info.axes, info.shape, "parameter").spec
+            return PartitionSpec(*spec, *(None,) * (len(info.shape) - len(spec)))
+
+        return jax.tree.map(one, self.infos)
+
+    def _moved(self, one: Any, tree: Params, given: Any, returned: Any) -> Params:
+        stored = self._specs(self.layout)
+
+        def local(tree: Params) -> Params:
+            return jax.tree_util.tree_map_with_path(lambda path, leaf: one(path, leaf, _at(stored, path)), tree)
+
+        moved: Params = self.layout.shard_map(local, (given,), returned)(tree)
+        return moved
+
+    def _fetch_one(self, path: Any, x: Array, spec: PartitionSpec) -> Array:
+        split = _dimension_over(PIPELINE, spec)
+        if not _is_layer(path):
+            return x if split is None else jax.lax.all_gather(x, PIPELINE, axis=split, tiled=True)
+        layers = jnp.asarray(np.maximum(self.stages.layers, 0))
+        if split is None:
+            return x[layers[jax.lax.axis_index(PIPELINE)]]
+        ordered = x[layers]  # [stage, place, …]
+        return jax.lax.all_to_all(ordered, PIPELINE, split_axis=0, concat_axis=split + 1, tiled=True)[0]
+
+    def _give_back_one(self, path: Any, gradient: Array, spec: PartitionSpec) -> Array:
+        split = _dimension_over(PIPELINE, spec)
+        if not _is_layer(path):
+            own = gradient[0]
+            if split is None:
+                return jax.lax.psum(own, PIPELINE)
+            return jax.lax.psum_scatter(own, PIPELINE, scatter_dimension=split, tiled=True)
+        if split is None:
+            everywhere = jax.lax.all_gather(gradient, PIPELINE, axis=0, tiled=True)
+        else:
+            everywhere = jax.lax.all_to_all(gradient, PIPELINE, split_axis=split, concat_axis=0, tiled=True)
+        return everywhere[self.stages.places]
+
+
+def _map_specs(function: Any, specs: Any) -> Any:
+    return jax.tree_util.tree_map_with_path(function, specs, is_leaf=lambda node: isinstance(node, PartitionSpec))
+
+
+def _at(tree: Any, path: Sequence[Any]) -> Any:
+    for entry in path:
+        tree = tree[entry.key]
+    return tree
+
+
+def _is_layer(path: Sequence[Any]) -> bool:
+    return bool(path[0].key == "layers")
+
+
+def _dimension_over(axis: str, spec: PartitionSpec) -> int | None:
+    """The dimension that a mesh axis divides."""
+    for dimension, entry in enumerate(spec):
+        if entry == axis or (isinstance(entry, tuple) and axis in entry):
+            return dimension
+    return None
