@@ -46,6 +46,14 @@ class Schedule:
     def virtual_stages(self) -> int:
         return self.stages * self.chunks
 
+    @property
+    def title(self) -> str:
+        """Such as `1f1b: 8 stages, 16 micro-batches`."""
+        chunks = f" × {self.chunks} chunks" if self.chunks > 1 else ""
+        stages = f"{self.stages} stage{'s' if self.stages > 1 else ''}"
+        microbatches = f"{self.microbatches} micro-batch{'es' if self.microbatches > 1 else ''}"
+        return f"{self.kind}: {stages}{chunks}, {microbatches}"
+
     def virtual_stage(self, stage: int, chunk: int) -> int:
         """The place of a stage's chunk in the order in which a micro-batch passes them."""
         return chunk * self.stages + stage
