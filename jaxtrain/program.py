@@ -85,6 +85,10 @@ class Program:
         rows: int = next(iter(self.eval_batch.values())).shape[0]
         return rows
 
+    def passes(self, rows: int) -> int:
+        """Micro-batches of a step with so many rows."""
+        return _passes(self.config, self.layout, rows)
+
     def jit(self, function: Callable[..., Any], layout: Layout | None = None, **options: Any) -> Jitted:
         """Another function jitted as these are: with the layout, or one like it, and the matrix products' precision."""
         return _on(layout or self.layout, MATMUL_PRECISION[self.config.precision], function, **options)
@@ -203,8 +207,7 @@ def _gradient(
 
     def gradient(params: Params, batch: Batch, denominators: Denominators, key: Key[Array, ""]) -> tuple[Params, Sums]:
         gathered_once = config.fsdp.gather == "step"
-        device_rows = batch["row"].shape[0] // layout.size(*layout.batch_axes)
-        passes = device_rows // (config.microbatch or device_rows)
+        passes = _passes(config, layout, batch["row"].shape[0])
         if stages is not None:
             assert isinstance(task, Staged), "seen when the stages were made"
             pipeline = make_pipeline(config, task, stages, passes)
@@ -222,6 +225,11 @@ def _gradient(
         return _as_kept(trainable(gradients, infos), infos, layout), sums
 
     return gradient
+
+
+def _passes(config: Config, layout: Layout, rows: int) -> int:
+    device_rows = rows // layout.size(*layout.batch_axes)
+    return device_rows // (config.microbatch or device_rows)
 
 
 def _as_kept(gradients: Params, infos: Any, layout: Layout) -> Params:

@@ -36,10 +36,18 @@ def fsdp_bound(parameters: int, tensor: int = 1, bytes_each: int = 2, frozen: in
     since keeping all gathered weights would undo the split; and each gradient is summed over the devices once and
     left split. Each moves the whole weights of a device's tensor shard, parameters / tensor, in the compute dtype:
     3 · bytes · parameters / tensor (ZeRO, arXiv 1910.02054, section 7.2.2, counts the same). It doesn't grow with the
-    batch, nor with micro-batches where weights are gathered once for all of them. Frozen parameters, a part of
+    batch; where weights are gathered for each micro-batch, each costs as much. Frozen parameters, a part of
     `parameters`, are gathered and have no gradient.
     """
     return bytes_each * (3 * parameters - frozen) // tensor
+
+
+def gathered_once_bound(parameters: int, tensor: int = 1, bytes_each: int = 2, frozen: int = 0) -> int:
+    """Weights that are gathered once for all micro-batches and kept: one gather, and one reduce-scatter in float32.
+
+    Gradients of many micro-batches are added up on each device before they are summed, and the sum is float32.
+    """
+    return (bytes_each * parameters + 4 * (parameters - frozen)) // tensor
 
 
 def data_bound(parameters: int, split: int, bytes_each: int = 2) -> int:
@@ -69,23 +77,47 @@ def tensor_bound(layers: int, residual: int, recompute: bool = True) -> int:
 
 
 def bounds_of(program: Program) -> Bounds:
-    """The bounds of a program on its mesh; the residual's only for a task that is cut into layers."""
-    layout, task = program.layout, cast(Any, program.task)
-    width = jnp.dtype(program.config.precision).itemsize
-    parameters = count_parameters(program.infos)
-    frozen = count_parameters([info for info in jax.tree.leaves(program.infos) if info.frozen])
+    """The bounds of a program on its mesh, for its largest batch and the stage with most layers.
+
+    The residual's only for a task that is cut into layers.
+    """
+    layout, task, config = program.layout, cast(Any, program.task), program.config
+    width = jnp.dtype(config.precision).itemsize
+    passes, once = program.passes(max(config.batches.sizes)), config.fsdp.gather == "step"
+    parameters, frozen = _of_a_stage(program)
     fsdp, tensor, data = (layout.size(axis) for axis in ("fsdp", "tensor", "data"))
-    residual = 0
+    weights = gradients = residual = 0
+    if fsdp > 1 and passes > 1 and once:
+        weights = gathered_once_bound(parameters, tensor, width, frozen)
+    elif fsdp > 1:
+        weights = passes * fsdp_bound(parameters, tensor, width, frozen)
+    if data > 1:
+        width_summed = 4 if passes > 1 and once else width
+        gradients = (1 if once else passes) * data_bound(parameters - frozen, fsdp * tensor, width_summed)
     if tensor > 1 and hasattr(task, "layer_count"):
         rows = layout.size(*layout.batch_axes)
         carry = jax.eval_shape(lambda params, batch: task.embed(params, with_rows(batch), None), *_abstract(program))
         local = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(carry)) // rows
-        residual = tensor_bound(task.layer_count, local, recompute=program.config.remat == "full")
-    return Bounds(
-        weights=fsdp_bound(parameters, tensor, width, frozen) if fsdp > 1 else 0,
-        gradients=data_bound(parameters - frozen, fsdp * tensor, width) if data > 1 else 0,
-        residual=residual,
-    )
+        stages = program.stages
+        layers = task.layer_count if stages is None else max(sum(chunks) for chunks in stages.split)
+        residual = tensor_bound(layers, local, recompute=config.remat == "full")
+    return Bounds(weights, gradients, residual)
+
+
+def _of_a_stage(program: Program) -> tuple[int, int]:
+    """The parameters that the stage with most layers computes with, all without stages, and the frozen among them."""
+    stages = program.stages
+
+    def count(infos: Any) -> int:
+        whole = count_parameters(infos)
+        if stages is None:
+            return whole
+        layers = count_parameters([info for info in infos if info.axes[:1] == ("layers",)])
+        most, all_layers = max(sum(chunks) for chunks in stages.split), int((stages.layers >= 0).sum())
+        return whole - layers + layers * most // all_layers
+
+    infos = jax.tree.leaves(program.infos)
+    return count(infos), count([info for info in infos if info.frozen])
 
 
 def _abstract(program: Program) -> Any:

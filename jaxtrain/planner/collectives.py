@@ -243,7 +243,8 @@ class CollectiveReader:
         """How often the whole of `origin`, as it lies on a device, is moved by all executions together."""
         turns = self.module.executions[operand.instruction.computation]
         made = max(self.module.executions[origin.instruction.computation], 1)
-        return operand.shape.elements * turns / (max(origin.shape.elements, 1) * made)
+        whole = max(origin.shape.elements, 1) * self.tracer.growth(operand)
+        return operand.shape.elements * turns / (whole * made)
 
     def _moved(self, origin: Value, result: Value, kind: str) -> str:
         if origin.instruction.opcode == "parameter" and origin.instruction.computation == self.module.entry.name:

@@ -192,13 +192,12 @@ def read_step(program: Program, platform: str) -> CompiledProgram:
     with without_compile_cache():
         compiled = lowered.compile(compiler_options=options)
     seconds = time.perf_counter() - started
-    rows = largest // program.layout.size(*program.layout.batch_axes)
     parts = {"params": program.state["params"], **program.state, "batch": batch, "inputs": arguments[2]}
     return CompiledProgram(
         compiled.as_text(),
         program.mesh.shape,
         read_memory(compiled, {name: _bytes_per_device(tree) for name, tree in parts.items()}),
-        micro_batches=rows // (program.config.microbatch or rows),
+        micro_batches=program.passes(largest),
         bounds=bounds_of(program),
         seconds=seconds,
     )

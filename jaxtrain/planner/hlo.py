@@ -80,6 +80,15 @@ class Instruction:
         return int(match[1]) if match else None
 
     @property
+    def share(self) -> tuple[int, int] | None:
+        """Of a loop that stands for a condition: in how many of how many turns it holds, as its name tells.
+
+        `jit(step)/while/body/forward_8_of_14/while` holds in 8 of the 14 turns of the loop around it.
+        """
+        match = re.search(r"_(\d+)_of_(\d+)/while$", self.op_name)
+        return (int(match[1]), int(match[2])) if match and self.opcode == "while" else None
+
+    @property
     def index(self) -> int:
         """Which element of its operand a `get-tuple-element` takes, or the number of a `parameter`."""
         match = re.search(r"\bindex=(\d+)", self.attributes)
@@ -179,7 +188,7 @@ class Module:
             if name not in counts:
                 counts[name] = 0  # a computation never calls itself
                 counts[name] = sum(
-                    count(caller.computation) * self._runs(caller, name) for caller in self.callers.get(name, ())
+                    self._runs(caller, name, count(caller.computation)) for caller in self.callers.get(name, ())
                 )
             return counts[name]
 
@@ -188,16 +197,21 @@ class Module:
         return counts
 
     @staticmethod
-    def _runs(caller: Instruction, name: str) -> int:
+    def _runs(caller: Instruction, name: str, turns: int) -> int:
+        """How often a caller that is reached so many times runs a computation."""
         if caller.opcode != "while":
-            return 1
+            return turns
+        is_body = caller.calls.get("body") == name
+        if caller.trip_count is None and caller.share is not None:
+            held, of = caller.share
+            return -(-turns * held // of) + (0 if is_body else turns)
         trips = 1 if caller.trip_count is None else caller.trip_count
-        return trips if caller.calls.get("body") == name else trips + 1
+        return turns * (trips if is_body else trips + 1)
 
     @cached_property
     def unknown_loops(self) -> Sequence[str]:
         """Loops that run, whose length the compiler doesn't know: they are counted once."""
-        return [i.name for i in self.running() if i.opcode == "while" and i.trip_count is None]
+        return [i.name for i in self.running() if i.opcode == "while" and i.trip_count is None and i.share is None]
 
     @cached_property
     def scheduled(self) -> Sequence[Computation]:

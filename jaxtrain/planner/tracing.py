@@ -3,6 +3,7 @@
 A value is one array: an instruction, and which of its leaves where it yields a tuple.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -64,11 +65,22 @@ class Tracer:
         Goes out of fusions and branches, into what loops carry unchanged, and ends at a parameter of the program, or
         where something is computed.
         """
-        while True:
-            before = self._before(value)
-            if before is None:
-                return value
-            value = before
+        *_, source = self._way_back(value)
+        return source
+
+    def growth(self, value: Value) -> float:
+        """How many times as many elements `value` has of its source as the source: gathers on the way add the rest."""
+        way, grown = list(self._way_back(value)), 1.0
+        for after, before in itertools.pairwise(way):
+            if after.instruction.opcode.startswith("all-gather"):
+                grown *= after.shape.elements / max(before.shape.elements, 1)
+        return grown
+
+    def _way_back(self, value: Value) -> Iterator[Value]:
+        step: Value | None = value
+        while step is not None:
+            yield step
+            step = self._before(step)
 
     def _before(self, value: Value) -> Value | None:
         instruction = value.instruction
