@@ -4,7 +4,8 @@
 
 The work: a decoder of 8,390,912 parameters (4 layers, width 256, 8 heads, gated MLP 1,024, vocabulary 8,192), float32,
 8 rows of 256 tokens, AdamW with clipping; each step's batch is new, placed by the trainer, and its loss is read back.
-It is measured on the devices that a run gets by default, and on fsdp 4 × tensor 2 over eight virtual devices.
+It is measured on the devices that a run gets by default, and over eight virtual devices on fsdp 4 × tensor 2 and on
+pipeline 2 × fsdp 2 × tensor 2.
 
 `--beside` names a program that does the same work and prints one JSON line with `tokens_per_second` or `tok_s`. It runs
 in turn with ours, so that a machine whose speed drifts slows both; the shares are medians of the rounds' ratios.
@@ -33,7 +34,13 @@ model: {{vocab: 8192, layers: 4, embed: 256, heads: 8, mlp: 1024}}
 data: {{sequence: 256}}
 optimizer: {{learning_rate: 3e-4, b2: 0.95, weight_decay: 0.1, clip: 1.0}}
 """
-LAYOUTS = {"default": [], "fsdp4_tensor2": ["cpu_devices=8", "mesh.fsdp=4", "mesh.tensor=2"]}
+LAYOUTS = {
+    "default": [],
+    "fsdp4_tensor2": ["cpu_devices=8", "mesh.fsdp=4", "mesh.tensor=2"],
+    "pipeline2_fsdp2_tensor2": [
+        "cpu_devices=8", "mesh.pipeline=2", "mesh.fsdp=2", "mesh.tensor=2", "microbatch=4", "fsdp.gather=step",
+    ],
+}  # fmt: skip
 WARM = 3
 
 
@@ -77,10 +84,12 @@ def summary(rounds: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
 
     first = rounds[0]["default"]
     result = {"tokens_per_second": round(statistics.median(speeds("default"))), "devices": first["devices"]}
-    result["fsdp4_tensor2_tokens_per_second"] = round(statistics.median(speeds("fsdp4_tensor2")))
+    others = [name for name in LAYOUTS if name != "default"]
+    for name in others:
+        result[f"{name}_tokens_per_second"] = round(statistics.median(speeds(name)))
     if "beside" in rounds[0]:
         result["beside_tokens_per_second"] = round(statistics.median(speeds("beside")))
-        for name, key in (("default", "share"), ("fsdp4_tensor2", "fsdp4_tensor2_share")):
+        for name, key in (("default", "share"), *((name, f"{name}_share") for name in others)):
             shares = [ours / theirs for ours, theirs in zip(speeds(name), speeds("beside"), strict=True)]
             result[key] = round(statistics.median(shares), 3)
     return {**result, "parameters": first["parameters"], "rounds": len(rounds)}
