@@ -57,7 +57,7 @@ def _check(options: Namespace) -> None:
     """Raises ConfigError for a value out of its range."""
     limits = [
         ("--tokens", options.tokens is None or options.tokens >= 1, "at least 1"),
-        ("--temperature", 0 <= options.temperature < float("inf"), "0 or more"),
+        ("--temperature", 0 <= options.temperature <= 1e38, "from 0 to 1e38"),
         ("--top-k", options.top_k is None or 1 <= options.top_k < 2**31, "at least 1"),
         ("--top-p", options.top_p is None or 0 < options.top_p <= 1, "above 0 and at most 1"),
         ("--seed", 0 <= options.seed < 2**32, f"from 0 to {2**32 - 1}"),

@@ -153,6 +153,8 @@ REFUSED = {
     "a prompt longer than a row": (["--prompt", "x" * 33], ["33 tokens", "rows of 32", "data.sequence"]),
     "more tokens than a row has room for": (["--prompt", "x" * 30, "--tokens", "4"], ["--tokens 4", "room for 3"]),
     "a negative temperature": (["--prompt", "x", "--temperature", "-1"], ["--temperature", "-1"]),
+    "a temperature that float32 lacks": (["--prompt", "x", "--temperature", "1e39"], ["--temperature", "1e38"]),
+    "bytes that are no text": (["--prompt", "ab\udcff"], ['"ab\\udcff"', "UTF-8", "character 3"]),
     "top-p above 1": (["--prompt", "x", "--top-p", "1.5"], ["--top-p", "1.5"]),
     "top-k of nothing": (["--prompt", "x", "--top-k", "0"], ["--top-k", "0"]),
     "no number": (["--prompt", "x", "--tokens", "many"], ["--tokens", "many"]),

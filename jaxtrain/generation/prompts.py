@@ -16,8 +16,10 @@ def read_prompts(texts: Sequence[str], file: Path | None) -> list[str]:
     """The given texts, and after them those of `file`: one a line, in a `.jsonl` file as JSON strings.
 
     Raises:
-        ConfigError: there are none, or the file can't be read.
+        ConfigError: there are none, one is no text, or the file can't be read.
     """
+    for text in texts:
+        _refuse_no_text(text, "--prompt")
     prompts = list(texts)
     if file is not None:
         prompts += _lines(file)
@@ -26,13 +28,27 @@ def read_prompts(texts: Sequence[str], file: Path | None) -> list[str]:
     return prompts
 
 
+def _refuse_no_text(text: str, where: str) -> None:
+    """JSON can spell half of a character, and Python reads bytes of the command line as such: no tokenizer knows it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        shown = json.dumps(text[:_SHOWN])
+        raise ConfigError(
+            f"{where}: {shown} is not text in UTF-8: character {error.start + 1} is half of one"
+        ) from None
+
+
 def _lines(file: Path) -> list[str]:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        # Not `splitlines`, for which a form feed or U+2028, which may stand in a prompt, ends a line too.
+        lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except OSError as error:
         raise ConfigError(f"--prompts {file}: can't be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"--prompts {file}: is not text in UTF-8") from None
+    if lines == [""]:
+        return []
     if file.suffix != ".jsonl":
         return lines
     prompts = []
@@ -43,6 +59,7 @@ def _lines(file: Path) -> list[str]:
             prompt = None
         if not isinstance(prompt, str):
             raise ConfigError(f'{file}, line {number}: is not a JSON string, such as "two\\nlines"')
+        _refuse_no_text(prompt, f"{file}, line {number}")
         prompts.append(prompt)
     return prompts
 

@@ -51,6 +51,7 @@ def likeliest(logits: Float[Array, "rows vocab"], sampling: Sampling) -> Float[A
     if sampling.top_p is not None:
         probabilities = jax.nn.softmax(ranked, axis=-1)
         likelier = jnp.cumsum(probabilities, axis=-1) - probabilities
-        ranked = jnp.where(likelier < sampling.top_p, ranked, -jnp.inf)
+        first = jnp.arange(logits.shape[-1]) == 0  # also where float32 makes 0 of the probability asked for
+        ranked = jnp.where(first | (likelier < sampling.top_p), ranked, -jnp.inf)
     # Drawn by id and not by rank: two tokens that are about as likely may swap ranks on another mesh.
     return jnp.take_along_axis(ranked, jnp.argsort(order, axis=-1), axis=-1)

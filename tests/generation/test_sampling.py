@@ -20,6 +20,7 @@ CASES = {
     "top-p": Sampling(1.0, top_p=0.9),
     "top-p through equal ones": Sampling(1.0, top_p=0.3),
     "tiny top-p": Sampling(1.0, top_p=1e-6),
+    "a top-p that is 0 in float32": Sampling(1.0, top_p=1e-300),
     "all three": Sampling(2.0, top_k=6, top_p=0.8),
 }
 
