@@ -66,9 +66,12 @@ def _inspect(options: Namespace) -> None:
 
 def _verify(saved: "Saved", show: "_Json | _Text") -> None:
     """Raises CheckpointError that names the damaged arrays."""
+    from jaxtrain.checkpoint import deleted_meanwhile
     from jaxtrain.checkpoint.inspection import damaged_leaves
 
     found = dict(_with_progress(damaged_leaves(saved), len(saved.meta.arrays)))
+    if not saved.path.is_dir():
+        raise deleted_meanwhile(saved)
     show.verified(found)
     if damaged := [name for name, problem in found.items() if problem is not None]:
         raise CheckpointError(f"{saved.path} is damaged: {', '.join(damaged)}")

@@ -17,6 +17,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from jaxtrain.checkpoint import inspection
 from jaxtrain.inspect import main
 from tests.runs import Straight, checkpoint_meta, content, environment, read_checkpoint
 
@@ -189,6 +190,25 @@ def test_an_array_that_is_missing_or_of_another_type_is_named(run: Path, capsys:
         "params.head.bias": "is not in the description",
         "params.embed.table": "is float16[256, 64], not float32[256, 64]",
     }
+
+
+def test_a_checkpoint_that_is_deleted_meanwhile_is_not_called_damaged(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = inspection.bytes_on_disk
+
+    def deleting(path: Path) -> int:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "walk", lambda top: [(top, [], ["gone"])])
+            assert size(path) == 0
+        shutil.rmtree(path)
+        return size(path)
+
+    monkeypatch.setattr(inspection, "bytes_on_disk", deleting)
+    shown, error = text([str(run), "--verify"], capsys, code=4)
+    assert "verified" not in shown
+    assert "checkpoints/10 was deleted while it was read" in error
+    assert "there are 5 now" in error
 
 
 def test_what_is_not_there_or_can_not_be_read_ends_with_its_code(

@@ -3,12 +3,13 @@
 from jaxtrain.checkpoint.checkpointer import Checkpointer
 from jaxtrain.checkpoint.directory import list_checkpoints, state_path, step_path
 from jaxtrain.checkpoint.meta import Meta
-from jaxtrain.checkpoint.part import Saved, mismatches, open_saved, restore_part
+from jaxtrain.checkpoint.part import Saved, deleted_meanwhile, mismatches, open_saved, restore_part
 
 __all__ = [
     "Checkpointer",
     "Meta",
     "Saved",
+    "deleted_meanwhile",
     "list_checkpoints",
     "mismatches",
     "open_saved",

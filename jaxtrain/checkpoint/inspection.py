@@ -1,5 +1,7 @@
 """What a directory of checkpoints holds, told by names, descriptions and file sizes; only `damaged_leaves` reads."""
 
+import contextlib
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,8 +84,13 @@ def leaves(meta: Meta) -> list[Leaf]:
 
 
 def bytes_on_disk(path: Path) -> int:
-    """Of all files below `path`."""
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    """Of all files below `path`; of those that are left, where a run deletes it meanwhile."""
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += Path(folder, name).stat().st_size
+    return total
 
 
 def config_changes(directory: Path, steps: Sequence[int]) -> dict[int, list[Difference]]:

@@ -76,6 +76,8 @@ def restore_part(saved: Saved, abstract: Any, part: str = "params") -> Any:
         restored = read_by_all(lambda: read_arrays(path, {part: abstract}, partial=True))
         verify(jax.jit(content_sums)(restored), saved.meta.checksums)
     except Unreadable as problem:
+        if not saved.path.is_dir():
+            raise deleted_meanwhile(saved) from problem
         raise _damaged(saved.directory, saved.meta.step, problem) from problem
     return restored[part]
 
@@ -115,6 +117,15 @@ def _shown(kind: list[Any]) -> str:
 def _listed(steps: list[int]) -> str:
     shown = [str(step) for step in sorted(steps)]
     return ", ".join(shown if len(shown) <= 12 else [*shown[:4], "…", *shown[-8:]])
+
+
+def deleted_meanwhile(saved: Saved) -> CheckpointError:
+    """To raise where a checkpoint is gone that was there: nothing is wrong with it."""
+    now = _listed(list_checkpoints(saved.directory).steps) or "none"
+    return CheckpointError(
+        f"{saved.path} was deleted while it was read, as a run that goes on does with those that it doesn't keep; "
+        f"there are {now} now: give the same command again, or name a step that checkpoint.keep leaves longer"
+    )
 
 
 def _damaged(directory: Path, step: int, problem: Unreadable) -> CheckpointError:

@@ -77,6 +77,13 @@ def test_damaged_parameters_are_named_and_never_replaced_by_an_older_step(straig
     assert content(run_dir) == before, "a reader sets nothing aside"
 
 
+def test_a_checkpoint_that_its_run_deletes_meanwhile_is_not_called_damaged(tmp_path: Path) -> None:
+    saved = save(tmp_path, {"params": weights(), "step": jnp.int32(1)})
+    saved.path.rename(tmp_path / "2")
+    with pytest.raises(CheckpointError, match=rf"{tmp_path}/1 was deleted while it was read.* there are 2 now"):
+        restore_part(saved, abstract(weights()))
+
+
 def test_content_that_reads_but_is_another_is_caught_by_the_checksum(straight: Straight, tmp_path: Path) -> None:
     run_dir = stopped_copy(straight("one device"), tmp_path, step=10)
     shutil.rmtree(run_dir / "checkpoints" / "10" / "state")
