@@ -41,7 +41,7 @@ def _prepare(parsed: argparse.Namespace) -> None:
         else:
             recipe = _recipe(parsed)
             report("looking for files", 0, 0)
-            dataset = prepare(parsed.output, find_files(parsed.sources), recipe, parsed.workers, report)
+            dataset = prepare(parsed.output, find_files(parsed.sources, parsed.output), recipe, parsed.workers, report)
     Console(highlight=False).print(_summary(dataset), soft_wrap=True, markup=False)
 
 

@@ -27,6 +27,7 @@ from jaxtrain.data.prepare.shards import ShardPlan, WriteShards, join_lengths, p
 from jaxtrain.data.prepare.sources import SourceFile, plan_units
 from jaxtrain.data.prepare.tokenizer import (
     END_OF_DOCUMENT,
+    LARGEST_VOCAB,
     SMALLEST_VOCAB,
     LoadedTokenizer,
     load_tokenizer,
@@ -76,6 +77,8 @@ class Recipe:
             raise ConfigError(
                 f"a vocabulary of {self.vocab} is too small: all bytes and {END_OF_DOCUMENT} need {SMALLEST_VOCAB}"
             )
+        if self.vocab is not None and self.vocab > LARGEST_VOCAB:
+            raise ConfigError(f"a vocabulary of {self.vocab} is too large: at most {LARGEST_VOCAB} entries are trained")
         if not 0 <= self.rules.held_out < 1:
             raise ConfigError(
                 f"held_out {self.rules.held_out} is no share of the documents: choose 0 or more and less than 1"

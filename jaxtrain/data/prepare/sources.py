@@ -2,6 +2,7 @@
 
 import glob
 import os
+import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -78,17 +79,22 @@ class Unit:
         return [[part.file.name, part.file.bytes, part.file.modified, part.start, part.stop] for part in self.parts]
 
 
-def find_files(sources: Sequence[str]) -> list[SourceFile]:
+def find_files(sources: Sequence[str], output: Path | None = None) -> list[SourceFile]:
     """The files of these files, folders and globs, each once, in the order of their names.
 
     A folder gives every file below it, and a glob every match, whose path has no part that begins with a dot.
 
+    Args:
+        sources: what to read.
+        output: the data set that is made of them. It may lie in one of them: what it has there, finished or not, is
+            left out, so that the same command finds the same files again.
+
     Raises:
-        ConfigError: a source gives no file.
+        ConfigError: a source gives no file, or one that can't be read.
     """
     found: dict[str, tuple[Path, str]] = {}
     for source in sources:
-        files = list(_files_of(source))
+        files = [(path, name) for path, name in _files_of(source) if output is None or not _is_of(output, path)]
         if not files:
             raise ConfigError(
                 f"{source}: matches no file; name files, folders, or a glob in quotes such as 'text/*.jsonl'"
@@ -103,13 +109,23 @@ def find_files(sources: Sequence[str]) -> list[SourceFile]:
     return named
 
 
+def _is_of(output: Path, path: Path) -> bool:
+    """Whether a file belongs to a data set, or to one that is being prepared (see `job`)."""
+    made, real = os.path.realpath(output.expanduser()), os.path.realpath(path)
+    return real == f"{made}.lock" or real.startswith((f"{made}{os.sep}", f"{made}.unfinished{os.sep}"))
+
+
 def source_file(path: Path, name: str) -> SourceFile:
     """The file as it is now.
 
     Raises:
-        ConfigError: it can't be read.
+        ConfigError: it can't be read, or not twice.
     """
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ConfigError(
+                f"{path}: is a pipe or a device, and sources are read twice; write what it gives to a file"
+            )
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
     except OSError as error:

@@ -1,7 +1,8 @@
 """The tokenizer of a data set: one that is there, or one trained on the text itself."""
 
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,12 @@ if TYPE_CHECKING:
 END_OF_DOCUMENT = "<|end|>"
 SMALLEST_VOCAB = 257
 """All 256 bytes and the end of a document."""
+LARGEST_VOCAB = 1 << 20
+"""The library allocates as many entries as are asked for, and ends the process where it can't."""
+LONGEST_WORD = 1000
+"""In characters. The library trains in time with the square of a word's length: many minutes for one of a megabyte."""
 
+_LONG_RUN = re.compile(rf"\S{{{LONGEST_WORD}}}|\s{{{LONGEST_WORD}}}")
 TOLD_IN = ("tokenizer_config.json", "special_tokens_map.json")
 
 
@@ -75,8 +81,17 @@ def train_tokenizer(texts: Iterable[str], vocab: int) -> LoadedTokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator((part for text in texts for part in _cut_long_words(text)), trainer)
     return LoadedTokenizer(tokenizer, END_OF_DOCUMENT)
+
+
+def _cut_long_words(text: str) -> Iterator[str]:
+    """The text, cut within what has no space (or nothing but spaces) for longer than any word or indentation."""
+    start = 0
+    for run in _LONG_RUN.finditer(text):
+        yield text[start : run.end()]
+        start = run.end()
+    yield text[start:]
 
 
 def read_tokenizer(file: Path) -> "Tokenizer":

@@ -260,6 +260,8 @@ def test_a_document_is_held_out_by_its_text_alone(tmp_path: Path) -> None:
 def test_settings_that_make_no_data_set_are_refused(source: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a vocabulary of 256 is too small"):
         make(source, tmp_path / "data", vocab=256)
+    with pytest.raises(ConfigError, match="a vocabulary of 1000000000 is too large: at most 1048576"):
+        make(source, tmp_path / "data", vocab=10**9)
     for share in (-0.1, 1.0):
         with pytest.raises(ConfigError, match=rf"held_out {share} is no share"):
             make(source, tmp_path / "data", held_out=share)

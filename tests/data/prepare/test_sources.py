@@ -1,6 +1,7 @@
 """Files, folders and globs: each file once, in an order that does not depend on how it was named."""
 
 import itertools
+import os
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,22 @@ def test_links_are_followed_but_not_in_circles(folder: Path, tmp_path: Path) -> 
     (folder / "link").symlink_to(tmp_path / "other")
     (folder / "circle").symlink_to(folder)
     assert names(folder) == ["a/deep/two.jsonl", "a/one.jsonl", "b.txt", "c.parquet.txt", "link/d.txt"]
+
+
+def test_a_data_set_that_lies_in_its_own_source_is_no_part_of_it(folder: Path) -> None:
+    wanted = find_files([str(folder)])
+    for own in ("a/data/manifest.json", "a/data.unfinished/dataset/x", "a/data.lock", "a/data-too/d.txt"):
+        (folder / own).parent.mkdir(parents=True, exist_ok=True)
+        (folder / own).write_text("content")
+    found = find_files([str(folder), str(folder / "a" / "*")], folder / "a" / "data")
+    assert [file for file in found if file.name != "a/data-too/d.txt"] == wanted
+    assert len(found) == len(wanted) + 1
+
+
+def test_a_pipe_is_refused_without_a_wait(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match=r"pipe: is a pipe or a device.*to a file"):
+        names(tmp_path / "pipe")
 
 
 @pytest.mark.parametrize("source", ["none.txt", "*.jsonl", "empty", "none/**/*.txt"])

@@ -1,6 +1,7 @@
 """The tokenizer that is there, or trained: what ends a document, and that nothing of a text is lost."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,15 @@ def test_no_text_is_unknown_to_a_trained_tokenizer() -> None:
     tokenizer = train_tokenizer(["only plain letters"], 300).tokenizer
     for each in ("日本語 \x00\x7f\t  x\r\n", "🙂" * 3, "".join(map(chr, range(256)))):
         assert tokenizer.decode(tokenizer.encode(each).ids) == each
+
+
+@pytest.mark.parametrize("kind", ["acgt", " "])
+def test_a_word_without_end_is_trained_on_in_no_time(kind: str) -> None:
+    started = time.monotonic()
+    tokenizer = train_tokenizer([kind * (400_000 // len(kind)), "word word"], 300).tokenizer
+    assert time.monotonic() - started < 10, "uncut it takes minutes"
+    assert len(tokenizer.encode(kind * 100).ids) < 100
+    assert tokenizer.encode("word").tokens == ["word"]
 
 
 def test_a_tokenizer_that_stays_smaller_than_asked_is_accepted(tmp_path: Path) -> None:
