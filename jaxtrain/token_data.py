@@ -49,7 +49,7 @@ def open_tokens(data: TokenDataConfig, config: Config) -> TokenData:
         with console_progress() as report:
             dataset = ensure_python_stdlib(data.dir, config.data_vocab, data.held_out, report)
     else:
-        dataset = open_dataset(data.dir)
+        dataset = _opened("data.dir", data.dir)
     train = _table(dataset, "train", data, config)
     held_out = _table(dataset, "held_out", data, config) if config.eval.every and _holds_out(dataset) else None
     order = Order(len(train), config.seed, data.shuffle, data.epochs)
@@ -65,7 +65,7 @@ def open_mixture(data: MixtureDataConfig, config: Config) -> TokenData:
     Raises:
         ConfigError, DataError: one is missing, broken, or doesn't fit the model or the others.
     """
-    datasets = {name: open_dataset(component.dir) for name, component in data.mixture.items()}
+    datasets = {name: _opened(f"data.mixture.{name}.dir", component.dir) for name, component in data.mixture.items()}
     _refuse_other_tokenizers(datasets)
     train = {name: _table(dataset, "train", data, config) for name, dataset in datasets.items()}
     stages = [Stage(0, tuple(component.weight for component in data.mixture.values()))]
@@ -105,7 +105,7 @@ def open_eval_sets(data: TokenRowsConfig, config: Config) -> dict[str, EvalSet]:
     home = directories(data)[0]
     found = {}
     for name, directory in config.eval.sets.own_keys.items():
-        dataset, own = open_dataset(directory), parse_manifest(home)[0].tokenizer
+        dataset, own = _opened(f"eval.sets.{name}", directory), parse_manifest(home)[0].tokenizer
         if (differing := _tokenised_otherwise(dataset.manifest.tokenizer, own)) is not None:
             option = "" if differing == TOKENIZER else ", and the same --end-of-document"
             raise ConfigError(
@@ -136,6 +136,14 @@ def differing_parts(saved: str, now: str) -> list[str]:
     """The names of data sets whose content differs between two `mixture_hash`es, or that only one has."""
     before, after = (dict(part.rpartition("=")[::2] for part in text.split(" ")[1:]) for text in (saved, now))
     return [name for name in {**before, **after} if before.get(name) != after.get(name)]
+
+
+def _opened(key: str, directory: Path) -> Dataset:
+    """The data set that a key names, which an error says where there is none."""
+    try:
+        return open_dataset(directory)
+    except ConfigError as error:
+        raise ConfigError(f"{key}={directory}: {error}") from None
 
 
 def _table(dataset: Dataset, split: str, data: TokenRowsConfig, config: Config) -> RowTable:

@@ -85,6 +85,21 @@ def bad_id_at_step_4(folder: Path) -> Path:
     return folder / "data"
 
 
+NOT_THERE = {
+    "data.dir": "data.dir={gone}",
+    "eval.sets.other": "eval={{every: 5, sets: {{other: {gone}}}}}",
+    "data.mixture.b.dir": "data={{kind: mixture, mixture: {{b: {{dir: {gone}, weight: 1}}}}}}",
+}
+
+
+@pytest.mark.parametrize("key", NOT_THERE)
+def test_a_data_set_that_is_not_there_is_refused_with_its_key(key: str, tiny_data: Path, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    named = tiny_config(tmp_path, tiny_data, NOT_THERE[key].format(gone=gone))
+    with pytest.raises(ConfigError, match=rf"^{key}={gone}: {gone}: no such directory"):
+        open_data(named)
+
+
 def test_a_bad_token_id_stops_the_run_with_its_name_before_its_step(tmp_path: Path) -> None:
     config = tiny_config(
         tmp_path, bad_id_at_step_4(tmp_path), "data.shuffle=false", "data.pack=false", "checkpoint.every=1"

@@ -1,4 +1,6 @@
+import errno
 import math
+import os
 import subprocess
 import sys
 
@@ -138,6 +140,28 @@ def test_a_picture_that_cannot_be_written_is_one_clear_line(run_dir, capsys):
         assert capsys.readouterr().err.startswith(f"error: {picture}: the picture can't be written")
 
 
+def test_on_a_full_disk_the_picture_before_stays(run_dir, capsys, monkeypatch):
+    (run_dir / "loss.png").write_bytes(b"before")
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert report.main([str(run_dir)]) == EXIT_BAD_INPUT
+    assert "No space left on device" in capsys.readouterr().err
+    assert (run_dir / "loss.png").read_bytes() == b"before"
+    assert not list(run_dir.glob("*.tmp")) + list(run_dir.glob(".*.tmp"))
+
+
+def test_a_picture_goes_where_it_is_said_to_be(run_dir, tmp_path):
+    (tmp_path / "link.png").symlink_to(tmp_path / "real.png")
+    for name in ("plain", "link.png"):
+        assert report.main([str(run_dir), "--output", str(tmp_path / name)]) == EXIT_COMPLETE
+    assert (tmp_path / "plain").read_bytes() == (tmp_path / "real.png").read_bytes()
+    assert (tmp_path / "link.png").is_symlink()
+    assert report.main([str(run_dir), "--output", "/dev/null"]) == EXIT_COMPLETE
+
+
 @pytest.mark.parametrize(("name", "says"), [("config.yml", "not YAML"), ("run.json", "line 1: not JSON")])
 def test_a_broken_file_is_named(run_dir, name, says):
     (run_dir / name).write_text("{[\n")
@@ -205,11 +229,10 @@ def test_an_evaluation_is_named_by_its_metric_and_its_set(name, title):
 
 def figures(run_dir, monkeypatch, tmp_path):
     """The figures that `draw` saves, by the names of their files."""
-    saved = {}
-    monkeypatch.setattr(Figure, "savefig", lambda figure, picture: saved.update({picture.name: figure}))
+    saved = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, file, format: saved.append(figure))
     pictures = report.draw(read_run(run_dir), tmp_path / "picture.png")
-    assert [picture.name for picture in pictures] == list(saved)
-    return saved
+    return dict(zip([picture.name for picture in pictures], saved, strict=True))
 
 
 def drawn(run_dir, monkeypatch, tmp_path):

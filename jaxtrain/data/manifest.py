@@ -91,10 +91,13 @@ def parse_manifest(directory: Path) -> tuple[Manifest, bytes]:
     """
     path = directory / MANIFEST_FILE
     if not directory.is_dir():
-        raise ConfigError(f"{directory}: no such directory, so no data set: prepare one or correct data.dir")
+        raise ConfigError(f"{directory}: no such directory, so no data set: prepare one, or name the right one")
     if not path.is_file():
         raise ConfigError(f"{directory}: not a prepared data set ({MANIFEST_FILE} is missing): prepare it again")
-    content = path.read_bytes()
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: can't be read: {error.strerror}; mend that, or name another data set") from None
     try:
         values = json.loads(content)
     except (ValueError, RecursionError) as error:

@@ -1,5 +1,6 @@
 """Pictures of a run: its losses with learning rate and speed, and the norms of its layers."""
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from jaxtrain.errors import ConfigError
+from jaxtrain.telemetry.jsonl import replace_bytes
 from jaxtrain.telemetry.run_files import EVALUATION, Curve, Record, Run
 
 MEDIAN_POINTS = 400
@@ -234,8 +236,15 @@ def _figure(height: float) -> Figure:
 
 
 def _save(figure: Figure, picture: Path) -> None:
+    """Whole or not at all: where the disk is full, an earlier picture stays as it is."""
+    drawn = io.BytesIO()
     try:
-        figure.savefig(picture)
+        figure.savefig(drawn, format=picture.suffix.removeprefix(".") or "png")
+        if picture.exists() and not picture.is_file():
+            picture.write_bytes(drawn.getvalue())  # such as /dev/stdout
+        else:
+            picture.parent.stat()  # not made by us: its name may be misspelt
+            replace_bytes(picture.resolve(), drawn.getvalue())
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{picture}: the picture can't be written ({error}); name another file with --output"

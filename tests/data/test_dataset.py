@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import pickle
 from pathlib import Path
@@ -51,8 +52,17 @@ def test_a_pickled_copy_opens_files_of_its_own(dataset: Dataset) -> None:
 
 
 def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere: no such directory.*data\.dir"):
+    with pytest.raises(ConfigError, match=r"nowhere: no such directory.*name the right one"):
         open_dataset(tmp_path / "nowhere")
+
+
+def test_a_manifest_that_can_not_be_read_is_named(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    with pytest.raises(ConfigError, match=r"manifest\.json: can't be read: Permission denied"):
+        open_dataset(dataset.directory)
 
 
 def test_a_directory_without_a_manifest_is_no_data_set(dataset: Dataset) -> None:
