@@ -13,6 +13,11 @@ from jaxtrain.run_directory import RunDirectory
 
 _OF_THE_MACHINE = ("mesh", "sharding", "distributed", "microbatch", "compile_cache", "cpu_devices")
 """What a run's config says about where it ran; a reader elsewhere begins with the defaults."""
+_OF_TRAINING = (
+    *("run_dir", "steps", "max_hours", "init_from", "seed", "batch_ramp", "microbatch", "log_every", "resume"),
+    *("remat", "remat_save", "remat_offload", "non_finite", "optimizer", "checkpoint", "telemetry", "profile"),
+)
+"""What changes nothing for a reader, whatever it is set to."""
 
 
 def find_checkpoint(run: str) -> Saved:
@@ -85,12 +90,19 @@ def config_of(saved: Saved, overrides: Sequence[str] = ()) -> Config:
     The run's batches need not divide over the mesh; who builds a program for others has them judged.
 
     Raises:
-        ConfigError: the overrides are wrong, or the run was by a version with other keys.
+        ConfigError: the overrides are wrong or would do nothing, or the run was by a version with other keys.
     """
     values = {name: value for name, value in saved.meta.config.items() if name not in _OF_THE_MACHINE}
     if rules := (saved.meta.config.get("sharding") or {}).get("rules"):
         values["sharding"] = {"rules": rules}  # names that the run's own task gives its dimensions
-    return from_saved(values, str(saved.path), overrides)
+    config = from_saved(values, str(saved.path), overrides)
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        if key.partition(".")[0] in _OF_TRAINING:
+            raise ConfigError(
+                f"override {override}: {key} counts while a run trains and changes nothing here; leave it out"
+            )
+    return config
 
 
 def agree_on_request(run: str, checkpoints: Sequence[Saved], config: Config, options: Mapping[str, Any]) -> None:

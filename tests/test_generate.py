@@ -159,6 +159,8 @@ REFUSED = {
     "top-k of nothing": (["--prompt", "x", "--top-k", "0"], ["--top-k", "0"]),
     "no number": (["--prompt", "x", "--tokens", "many"], ["--tokens", "many"]),
     "an unknown option": (["--prompt", "x", "--temprature", "1"], ["--temprature", "--help"]),
+    "a key that does nothing here": (["--prompt", "x", "seed=3"], ["override seed=3", "changes nothing here"]),
+    "a section that does nothing here": (["--prompt", "x", "optimizer.b1=0"], ["optimizer.b1", "leave it out"]),
     "an unknown key": (["--prompt", "x", "mesh.tensr=2"], ["mesh.tensr", "mesh.tensor"]),
     "a mesh that does not fit": (["--prompt", "x", "mesh.tensor=3"], ["mesh.tensor=3"]),
     "a missing file": (["--prompts", "nowhere.txt"], ["nowhere.txt"]),
