@@ -15,6 +15,7 @@ from jaxtrain.errors import (
     ConfigError,
     JaxtrainError,
     RunPaused,
+    Shown,
     first_line,
 )
 
@@ -30,6 +31,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises ConfigError."""
         raise ConfigError(f"{self.prog}: {message}; --help tells what there is")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """Called when help has been printed."""
+        raise Shown(status)
 
 
 def exit_code(work: Callable[[], None], when_interrupted: str = "interrupted") -> int:
@@ -49,6 +54,12 @@ def exit_code(work: Callable[[], None], when_interrupted: str = "interrupted") -
     except JaxtrainError as error:
         sys.stderr.write(f"error: {error}\n")
         return _after_a_farewell(error.exit_code)
+    except Shown:
+        raise
+    except SystemExit as error:  # its code says nothing about our goal
+        traceback.print_exc()
+        sys.stderr.write(f"error: sys.exit({error.code!r}) was called by the code above, before the work was done\n")
+        return _after_a_farewell(EXIT_CRASHED)
     except Exception:
         traceback.print_exc()
         return _after_a_farewell(EXIT_CRASHED)

@@ -61,6 +61,10 @@ class MissingWorkerError(JaxtrainError):
     exit_code = EXIT_MISSING_WORKER
 
 
+class Shown(SystemExit):
+    """Ends a command that has shown what was asked for, such as its help. Any other SystemExit is somebody else's."""
+
+
 def first_line(error: BaseException) -> str:
     """What an error of a library says, short enough to stand in a message of ours."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -49,7 +49,7 @@ def call_target(
         return function(**arguments)
     except JaxtrainError as error:
         raise type(error)(f"{at}{section}.target={target}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{at}{section}.target={target} refuses its keys: {_told(error)}") from error
 
 
@@ -77,7 +77,7 @@ def find_target(what: str, target: str) -> Callable[..., Any]:
             f"{what}: there is no module {error.name} in {here} or on PYTHONPATH; start in the folder that holds it, "
             f"or add that folder to PYTHONPATH"
         ) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that ends with sys.exit(main())
         raise ConfigError(f"{what}: {module_name} can't be imported: {_told(error)}") from error
     for part in name.split("."):
         if not hasattr(found, part):

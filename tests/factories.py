@@ -94,7 +94,7 @@ class IdTable:
 class FailingTable(IdTable):
     """Raises `error` where row `at` is asked for."""
 
-    def __init__(self, rows: int, at: int, error: Exception) -> None:
+    def __init__(self, rows: int, at: int, error: BaseException) -> None:
         super().__init__(rows)
         self.at = at
         self.error = error

@@ -126,7 +126,7 @@ def test_bad_data_found_while_training_are_exit_code_5(tmp_path: Path, capsys: p
     assert "Traceback" not in error
 
 
-@pytest.mark.parametrize("name", ["MemoryError", "RuntimeError"])
+@pytest.mark.parametrize("name", ["MemoryError", "RuntimeError", "SystemExit"])
 def test_a_crash_keeps_its_traceback_in_the_log_and_on_stderr(
     name: str, tmp_path: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -112,9 +112,10 @@ def test_what_is_not_there_or_no_callable_is_refused_by_name(write: Write, tmp_p
         ("import no_such_library\n", "ModuleNotFoundError: No module named 'no_such_library' ({file}:1)"),
         ("x = 1\ny = x +\n", "SyntaxError: invalid syntax ({file}, line 2) ({path}:2)"),
         ("def f():\n    raise OSError('gone')\nf()\n", "OSError: gone ({path}:2)"),
+        ("import sys\nsys.exit(0)\n", "SystemExit: 0 ({path}:2)"),
         ("from json import no_such_name\n", "ImportError: cannot import name 'no_such_name' from 'json'"),
     ],
-    ids=["missing library", "syntax", "any error", "missing name"],
+    ids=["missing library", "syntax", "any error", "a script", "missing name"],
 )
 def test_a_module_that_cannot_be_imported_is_one_line_with_the_line_of_its_code(
     code: str, told: str, write: Write, tmp_path: Path
@@ -132,6 +133,12 @@ def test_code_that_refuses_its_keys_is_one_line_with_the_line_of_its_code(write:
     assert line == (
         f"model.target={name}:make refuses its keys: ValueError: width must be even ({tmp_path}/{name}.py:3)"
     )
+
+
+def test_code_that_calls_sys_exit_refuses_its_keys(write: Write, tmp_path: Path) -> None:
+    name = write("import sys\ndef make():\n    sys.exit(0)\n")
+    (line,) = refusal(f"{name}:make")
+    assert line == f"model.target={name}:make refuses its keys: SystemExit: 0 ({tmp_path}/{name}.py:3)"
 
 
 def test_an_error_of_ours_keeps_its_class_and_exit_code(write: Write) -> None:

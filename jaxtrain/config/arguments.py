@@ -10,7 +10,7 @@ from jaxtrain.config.load import load
 from jaxtrain.config.nearest import nearest_text
 from jaxtrain.config.schema import Config
 from jaxtrain.config.source import OVERRIDE
-from jaxtrain.errors import ConfigError
+from jaxtrain.errors import ConfigError, Shown
 
 USAGE = """\
 usage: {program} CONFIG [KEY=VALUE ...] [--print-config]
@@ -41,7 +41,7 @@ def parse_arguments(program: str, argv: Sequence[str]) -> Arguments:
     """
     if any(argument in ("-h", "--help") for argument in argv):
         sys.stdout.write(USAGE.format(program=program))
-        raise SystemExit(0)
+        raise Shown(0)
     files: list[str] = []
     overrides: list[str] = []
     print_config = False

@@ -140,7 +140,7 @@ class _BatchSource:
             row_ids = self.order.rows_at(self.start + index * self.global_batch + self.places)
             fields = self.table.assemble(row_ids)
             _check_fields(fields, len(row_ids))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return _Failed(_portable(error))
         return {**fields, ROW_IDS: row_ids}
 
@@ -154,10 +154,10 @@ def _check_fields(fields: Batch, rows: int) -> None:
             raise DataError(f"the table's field {name!r} has shape {shape} for {rows} rows: make its first size {rows}")
 
 
-def _portable(error: Exception) -> Exception:
+def _portable(error: Exception | SystemExit) -> Exception:
     """The error itself where it can be raised in the trainer, or else one that says the same."""
     story = "".join(traceback.format_exception(error)).rstrip()
-    if isinstance(error, StopIteration):  # would read as the end of the data
+    if isinstance(error, StopIteration | SystemExit):  # would read as the end of the data, or of the work
         return RuntimeError(story)
     if parent_process() is None:
         return error

@@ -188,10 +188,11 @@ def test_closed_batches_say_so() -> None:
             next(batches)
 
 
-def test_a_table_that_raises_stop_iteration_does_not_end_the_data() -> None:
+@pytest.mark.parametrize("end", [StopIteration, SystemExit])
+def test_a_table_that_raises_what_ends_things_does_not_end_the_data(end: type[BaseException]) -> None:
     order = Order(100, seed=0, shuffle=False, epochs=1)
-    with pytest.raises(RuntimeError, match=r"in assemble\n.*\nStopIteration"):
-        load(order, 8, table=FailingTable(100, 12, StopIteration()))
+    with pytest.raises(RuntimeError, match=rf"in assemble\n.*\n{end.__name__}"):
+        load(order, 8, table=FailingTable(100, 12, end()))
 
 
 class Fields(IdTable):
