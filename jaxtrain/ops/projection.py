@@ -70,7 +70,8 @@ class _Border:
         gradient: split the `embed` of its gradient: those, and perhaps more.
         tensor: split the heads or mlp.
         sequence: those of them that split the residual's sequence; () where each tensor shard holds it whole.
-        parts: of a device's rows, so that what is sent of one hides behind the products of another.
+        parts: of a device's rows or of its sequence, so that what is sent of one hides behind the products of another.
+        by_sequence: whether it is the sequence that is parted.
     """
 
     layout: Layout
@@ -80,15 +81,44 @@ class _Border:
     tensor: tuple[str, ...]
     sequence: tuple[str, ...]
     parts: int
+    by_sequence: bool
 
     @classmethod
     def of(cls, layout: Layout, residual_shape: Sequence[int]) -> "_Border":
         spec = layout.activation(("batch", "residual_seq", "embed"), residual_shape, "residual").spec
         batch, tensor = layout.batch_axes, layout.split_axes("tensor")
         rows, length = residual_shape[0] // layout.size(*batch), residual_shape[1]
+        sequence = _names(spec[1])
         parts = math.gcd(rows, MAXIMUM_PARTS) if tensor else 1
+        pieces = math.gcd(length // layout.size(*sequence), MAXIMUM_PARTS) if sequence else 1
+        by_sequence = parts == 1 < pieces
+        parts = pieces if by_sequence else parts
         parts = parts if rows * length >= parts * SMALLEST_PART else 1
-        return cls(layout, batch, layout.weight_axes, layout.gradient_axes, tensor, _names(spec[1]), parts)
+        return cls(layout, batch, layout.weight_axes, layout.gradient_axes, tensor, sequence, parts, by_sequence)
+
+    def split(self, x: Array) -> list[Array]:
+        """The parts of what each shard has of the residual, [rows, shard's sequence, …]."""
+        return jnp.split(x, self.parts, axis=int(self.by_sequence))
+
+    def joined(self, parts: list[Array]) -> Array:
+        """The reverse of `split`."""
+        return jnp.concatenate(parts, axis=int(self.by_sequence))
+
+    def split_whole(self, x: Array) -> list[Array]:
+        """The same parts of the whole sequence: of each shard's stretch a piece, where it is the sequence."""
+        if not self.by_sequence:
+            return jnp.split(x, self.parts)
+        rows, length, *rest = x.shape
+        stretches = x.reshape(rows, self.layout.size(*self.sequence), self.parts, -1, *rest)
+        return [stretches[:, :, part].reshape(rows, length // self.parts, *rest) for part in range(self.parts)]
+
+    def joined_whole(self, parts: list[Array]) -> Array:
+        """The reverse of `split_whole`."""
+        if not self.by_sequence:
+            return jnp.concatenate(parts)
+        rows, length, *rest = parts[0].shape
+        stretches = [part.reshape(rows, self.layout.size(*self.sequence), -1, *rest) for part in parts]
+        return jnp.stack(stretches, axis=2).reshape(rows, length * self.parts, *rest)
 
     @property
     def residual(self) -> PartitionSpec:
@@ -130,8 +160,8 @@ def _enter(border: _Border, axes: tuple[Axes, ...], x: Array, weights: tuple[Arr
 
     def local(x: Array, weights: tuple[Array, ...]) -> tuple[Array, ...]:
         whole = tuple(border.whole_weight(weight, 0) for weight in weights)
-        parts = [border.whole_sequence(part) for part in jnp.split(x, border.parts)]
-        return tuple(jnp.concatenate([jnp.tensordot(part, weight, axes=1) for part in parts]) for weight in whole)
+        parts = [border.whole_sequence(part) for part in border.split(x)]
+        return tuple(border.joined_whole([jnp.tensordot(part, weight, axes=1) for part in parts]) for weight in whole)
 
     outputs = tuple(PartitionSpec(border.batch or None, None, *spec[1:]) for spec in specs)
     results: tuple[Array, ...] = border.layout.shard_map(local, (border.residual, specs), outputs)(x, weights)
@@ -149,15 +179,15 @@ def _enter_backward(
 ) -> tuple[Array, tuple[Array, ...]]:
     def local(x: Array, weights: tuple[Array, ...], gradients: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...]]:
         whole = tuple(border.whole_weight(weight, 0) for weight in weights)
-        whole_x = jnp.concatenate([border.whole_sequence(part) for part in jnp.split(x, border.parts)])
+        whole_x = border.joined_whole([border.whole_sequence(part) for part in border.split(x)])
         parts = []
-        for some in zip(*(jnp.split(gradient, border.parts) for gradient in gradients), strict=True):
+        for some in zip(*(border.split_whole(gradient) for gradient in gradients), strict=True):
             products = [_times_transposed(gradient, weight, 1) for gradient, weight in zip(some, whole, strict=True)]
             parts.append(border.summed_over_tensor(functools.reduce(jnp.add, products)))
         outer = tuple(
             _outer(whole_x, gradient).astype(weight.dtype) for gradient, weight in zip(gradients, weights, strict=True)
         )
-        return jnp.concatenate(parts), tuple(border.scattered(each, 0) for each in outer)
+        return border.joined(parts), tuple(border.scattered(each, 0) for each in outer)
 
     x, weights = kept
     specs = tuple(border.weight(weight, names) for weight, names in zip(weights, axes, strict=True))
@@ -178,8 +208,8 @@ def _leave(border: _Border, axes: Axes, x: Array, weight: Array) -> Array:
 
     def local(x: Array, weight: Array) -> Array:
         whole = border.whole_weight(weight, last)
-        parts = [jnp.tensordot(part, whole, axes=last) for part in jnp.split(x, border.parts)]
-        return jnp.concatenate([border.summed_over_tensor(part) for part in parts])
+        parts = [jnp.tensordot(part, whole, axes=last) for part in border.split_whole(x)]
+        return border.joined([border.summed_over_tensor(part) for part in parts])
 
     result: Array = border.layout.shard_map(local, (_inside(border, spec), spec), border.residual)(x, weight)
     return result
@@ -192,9 +222,9 @@ def _leave_forward(border: _Border, axes: Axes, x: Array, weight: Array) -> tupl
 def _leave_backward(border: _Border, axes: Axes, kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
     def local(x: Array, weight: Array, gradient: Array) -> tuple[Array, Array]:
         whole = border.whole_weight(weight, last)
-        parts = [border.whole_sequence(part) for part in jnp.split(gradient, border.parts)]
-        gradient_x = jnp.concatenate([_times_transposed(part, whole, last) for part in parts])
-        outer = _outer(x, jnp.concatenate(parts)).astype(weight.dtype)
+        parts = [border.whole_sequence(part) for part in border.split(gradient)]
+        gradient_x = border.joined_whole([_times_transposed(part, whole, last) for part in parts])
+        outer = _outer(x, border.joined_whole(parts)).astype(weight.dtype)
         gradient_x, outer = _both_now(gradient_x.astype(x.dtype), outer)
         return gradient_x, border.scattered(outer, last)
 
