@@ -68,6 +68,7 @@ class CompiledProgram:
         micro_batches: passes in a step; weights may be gathered once in each.
         bounds: what such a step must move at least; None for a program that isn't a training step.
         seconds: how long it took to compile.
+        choices: what was chosen where there are several ways, and why, by name.
     """
 
     def __init__(
@@ -78,10 +79,11 @@ class CompiledProgram:
         micro_batches: int = 1,
         bounds: Bounds | None = None,
         seconds: float = 0.0,
+        choices: Mapping[str, str] | None = None,
     ) -> None:
         self.text, self.memory, self.micro_batches = text, memory, micro_batches
         self.mesh = MeshShape(dict(mesh))
-        self.bounds, self.seconds = bounds, seconds
+        self.bounds, self.seconds, self.choices = bounds, seconds, dict(choices or {})
 
     @cached_property
     def module(self) -> Module:
@@ -200,6 +202,7 @@ def read_step(program: Program, platform: str) -> CompiledProgram:
         micro_batches=program.passes(largest),
         bounds=bounds_of(program),
         seconds=seconds,
+        choices=program.layout.choices,
     )
 
 

@@ -20,6 +20,7 @@ ROWS = 24
 def tables(program: CompiledProgram, device_memory: int) -> RenderableType:
     """Everything, one table under the other. `device_memory`: bytes of one GPU."""
     parts: dict[str, Table] = {
+        **({"choices": _choices(program)} if program.choices else {}),
         "memory of a device": _memory(program, device_memory),
         "collectives, bytes of a device and step": _axes(program),
         "what is moved": _moved(program.collectives),
@@ -46,6 +47,7 @@ def as_data(program: CompiledProgram) -> dict[str, Any]:
         "mesh": dict(program.mesh.sizes),
         "micro_batches": program.micro_batches,
         "compile_seconds": round(program.seconds, 2),
+        "choices": program.choices,
         "memory": asdict(program.memory),
         "bounds": None if program.bounds is None else {**asdict(program.bounds), "total": program.bounds.total},
         "collective_bytes": total(moved),
@@ -74,6 +76,13 @@ def _new_table(*columns: str) -> Table:
     for column in columns:
         is_text = column.endswith(":")
         table.add_column(column.rstrip(":"), justify="left" if is_text else "right", no_wrap=True)
+    return table
+
+
+def _choices(program: CompiledProgram) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, choice in program.choices.items():
+        table.add_row(name, choice)
     return table
 
 
