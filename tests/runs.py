@@ -194,7 +194,7 @@ def step_losses(run_dir: Path) -> dict[int, float]:
 
 def environment(devices: int) -> dict[str, str]:
     """The environment of a child process with so many virtual devices."""
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
     return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)}
 
 
