@@ -5,10 +5,12 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.flags import FAST_COMPILATION, virtual_devices
 
 DEVICES = 8
 COMPILE_CACHE = Path(__file__).resolve().parents[1] / ".cache" / "compile"
@@ -20,13 +22,13 @@ if "jax" in sys.modules:
 
 
 def _for_tests(xla_flags: str) -> str:
-    """The flags with eight virtual devices, and without LLVM's optimisations, which take half of the compile time.
+    """The flags with eight virtual devices and fast compilation.
 
-    Child processes (`tests.runs.environment`) compile as users do.
+    Child processes (`tests.runs.environment`) have the same, unless they are asked to compile as users do.
     """
-    names = "force_host_platform_device_count|backend_optimization_level"
-    others = re.sub(rf"--xla_(?:{names})=\S*", "", xla_flags)
-    return f"{others} --xla_force_host_platform_device_count={DEVICES} --xla_backend_optimization_level=0".strip()
+    ours = [virtual_devices(DEVICES), *FAST_COMPILATION.split()]
+    names = "|".join(flag.partition("=")[0] for flag in ours)
+    return " ".join([*re.sub(rf"(?:{names})=\S*", "", xla_flags).split(), *ours])
 
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -36,6 +38,34 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = _for_tests(os.environ.get("XLA_FLAGS", ""))
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILE_CACHE)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+
+
+LONGEST = ("test_two_processes.py", "test_families.py", "test_kill.py", "test_layouts.py", "test_clock.py", "test_digits.py",
+           "test_resume.py", "test_gpu_programs.py")  # fmt: skip
+"""The files that take longest, which begin first, so that neither worker is left with one of them at the end."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the longest files first and leaves all else in its order (pyproject.toml keeps xdist from changing it)."""
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _programs() -> Iterator[None]:
+    """Each program is built and compiled once for all runs in this process."""
+    from tests.programs import programs_built_once  # not before the environment is set
+
+    with programs_built_once():
+        yield
+
+
+@pytest.fixture
+def programs_built_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run of this test builds and compiles its program, as a new process does."""
+    from jaxtrain import loop, program
+
+    monkeypatch.setattr(loop, "build", program.build)
 
 
 @pytest.fixture(scope="session")

@@ -34,6 +34,7 @@ from jaxtrain.recorder import Recorder
 from jaxtrain.sharding import MESH_AXES, Layout, make_mesh
 from jaxtrain.telemetry.jsonl import read
 from jaxtrain.training_data import open_data
+from tests.flags import FAST_COMPILATION, virtual_devices
 
 ROOT = Path(__file__).resolve().parents[1]
 COMPILE_CACHE = ROOT / ".cache" / "compile"
@@ -192,27 +193,36 @@ def step_losses(run_dir: Path) -> dict[int, float]:
     return losses
 
 
-def environment(devices: int) -> dict[str, str]:
-    """The environment of a child process with so many virtual devices."""
-    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
+def environment(devices: int, optimised: bool = False) -> dict[str, str]:
+    """The environment of a child process with so many virtual devices; `optimised`: it compiles as users do."""
+    flags = virtual_devices(devices) if optimised else f"{virtual_devices(devices)} {FAST_COMPILATION}"
     return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)}
 
 
 def start(
-    arguments: Sequence[str], devices: int = 1, program: Sequence[str] = PROGRAM, **options: Any
+    arguments: Sequence[str],
+    devices: int = 1,
+    program: Sequence[str] = PROGRAM,
+    optimised: bool = False,
+    **options: Any,
 ) -> subprocess.Popen[str]:
     """`python -m jaxtrain.train` (or another program) as a real process; stdout and stderr are one pipe."""
     command = [sys.executable, *program, *arguments]
+    variables = environment(devices, optimised)
     return subprocess.Popen(
-        command, env=environment(devices), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options
+        command, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options
     )
 
 
 def train(
-    arguments: Sequence[str], devices: int = 1, timeout: int = 180, program: Sequence[str] = PROGRAM
+    arguments: Sequence[str],
+    devices: int = 1,
+    timeout: int = 180,
+    program: Sequence[str] = PROGRAM,
+    optimised: bool = False,
 ) -> tuple[int, str]:
     """Runs it to its end; returns exit code and output."""
-    process = start(arguments, devices, program)
+    process = start(arguments, devices, program, optimised)
     output, _ = process.communicate(timeout=timeout)
     return process.returncode, output
 
@@ -225,14 +235,17 @@ def start_group(
 
 
 def start_each(
-    arguments: Sequence[Sequence[str]], devices: int = 4, program: Sequence[str] = PROGRAM
+    arguments: Sequence[Sequence[str]], devices: int = 4, program: Sequence[str] = PROGRAM, optimised: bool = False
 ) -> list[subprocess.Popen[str]]:
     """As `start_group`, each process with arguments of its own."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     group = [f"distributed.coordinator=localhost:{port}", f"distributed.processes={len(arguments)}"]
-    return [start([*own, *group, f"distributed.process_id={i}"], devices, program) for i, own in enumerate(arguments)]
+    return [
+        start([*own, *group, f"distributed.process_id={index}"], devices, program, optimised)
+        for index, own in enumerate(arguments)
+    ]
 
 
 def train_group(
@@ -241,16 +254,21 @@ def train_group(
     devices: int = 4,
     timeout: int = 240,
     program: Sequence[str] = PROGRAM,
+    optimised: bool = False,
 ) -> list[tuple[int, str]]:
     """Runs a group to its end; returns each process's exit code and output."""
-    return train_each([arguments] * processes, program, devices, timeout)
+    return train_each([arguments] * processes, program, devices, timeout, optimised)
 
 
 def train_each(
-    arguments: Sequence[Sequence[str]], program: Sequence[str] = PROGRAM, devices: int = 4, timeout: int = 240
+    arguments: Sequence[Sequence[str]],
+    program: Sequence[str] = PROGRAM,
+    devices: int = 4,
+    timeout: int = 240,
+    optimised: bool = False,
 ) -> list[tuple[int, str]]:
     """As `train_group`, of processes that are given different arguments."""
-    group = start_each(arguments, devices, program)
+    group = start_each(arguments, devices, program, optimised)
     try:
         outputs = [process.communicate(timeout=timeout)[0] for process in group]
     finally:

@@ -32,7 +32,7 @@ def peak_bytes(
 ) -> int:
     """The peak resident memory of a process, by default a training that dies at a step, before it saves."""
     with log.open("w") as output:
-        process = start(arguments, devices, ("-c", MEASURED, *program))
+        process = start(arguments, devices, ("-c", MEASURED, *program), optimised=True)
         output.write(process.stdout.read())  # type: ignore[union-attr]
     assert process.wait() == ends[0], log.read_text()
     assert ends[1] in log.read_text()

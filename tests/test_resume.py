@@ -37,6 +37,7 @@ def assert_same_end(run_dir: Path, straight: Path) -> None:
     assert checkpoint_meta(run_dir, 10)["checksums"] == checkpoint_meta(straight, 10)["checksums"]
 
 
+@pytest.mark.usefixtures("programs_built_anew")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("mesh", ["one device", "fsdp=8", "data=2 fsdp=2 tensor=2"])
 def test_a_resumed_run_with_dropout_and_shuffle_is_bit_equal(
@@ -172,6 +173,7 @@ def test_each_step_stands_once_in_the_metrics_after_a_crash(tmp_path: Path, tiny
     assert [event["step"] for event in events(config.run_dir, "start")] == [0, 5]
 
 
+@pytest.mark.usefixtures("programs_built_anew")
 def test_steps_and_evaluations_are_compiled_once_with_ragged_tails_and_after_resume(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from jaxtrain.runtime import cpu_devices
 from tests.runs import ROOT, environment, tiny_config, write_tiny
 
-ENVIRONMENT = environment(2)
+ENVIRONMENT = environment(2, optimised=True)
 
 CHILD = """
 import json, sys

@@ -124,31 +124,25 @@ def test_another_family_has_the_losses_of_one_device_and_its_evaluation(
     assert "eval_loss" in last[0]
 
 
-@pytest.mark.parametrize(("family", "leaves"), [("decoder", 12), ("vit", 12), ("own", 4)])
-def test_initial_parameters_are_bit_equal(family: str, leaves: int, tmp_path: Path, tiny_data: Path) -> None:
-    """A step of learning rate 0 saves them as they were initialised."""
-    still = [*FAMILIES[family], "optimizer.learning_rate=0", "steps=1"]
-    checksums = {}
-    runs = [("one", "one device"), ("two processes", "fsdp=8")]
-    if family == "decoder":  # for all families, tests/test_layouts.py compares meshes within one process
-        runs.insert(1, ("eight", "data=2 fsdp=2 tensor=2"))
-    for name, mesh in runs:
-        folder = tmp_path / name
-        folder.mkdir()
-        path = write_tiny(folder, tiny_data)
-        path.write_text(path.read_text().replace("steps: 10\n", "").replace("learning_rate: 1e-2", ""))
-        overrides = [*still, *MESHES[mesh][1]]
-        if name == "two processes":
-            results = train_group([str(path), *overrides], timeout=120)
-            assert [code for code, _ in results] == [0, 0], results
-        else:
-            # A real process too: in this one, the tests' own compiler flags give other last bits.
-            code, output = train([str(path), *overrides], MESHES[mesh][0])
-            assert code == 0, output
-        sums = checkpoint_meta(folder / "run", 1)["checksums"]
-        checksums[name] = {leaf: value for leaf, value in sums.items() if leaf.startswith("params")}
-    assert len(checksums["one"]) == leaves
-    assert all(sums == checksums["one"] for sums in checksums.values())
+def initial(output: str) -> dict[str, dict[str, str]]:
+    """Family to its parameters' checksums, from what `tests.initial_parameters` printed."""
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    return {line["family"]: line["checksums"] for line in lines}
+
+
+def test_initial_parameters_are_bit_equal_in_programs_as_users_compile_them(tmp_path: Path, tiny_data: Path) -> None:
+    """Of other families, tests/test_layouts.py compares more meshes within one process, as tests compile them."""
+    path, program = str(write_tiny(tmp_path, tiny_data)), ("-m", "tests.initial_parameters")
+    families = ",".join(FAMILIES)
+    results = train_group([families, path, *MESHES["fsdp=8"][1]], program=program, optimised=True)
+    results.append(train([families, path], program=program, optimised=True))
+    devices, overrides = MESHES["data=2 fsdp=2 tensor=2"]
+    results.append(train(["decoder", path, *overrides], devices, program=program, optimised=True))
+    assert [code for code, _ in results] == [0, 0, 0, 0], results
+    first, second, one, eight = (initial(output) for _, output in results)
+    assert {family: len(leaves) for family, leaves in one.items()} == {"decoder": 12, "vit": 12, "own": 4}
+    assert first == second == one
+    assert eight == {"decoder": one["decoder"]}
 
 
 def consumed(folder: Path, data: Path, steps: int) -> list[int]:
