@@ -40,8 +40,10 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILE_CACHE)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 
 
-LONGEST = ("test_two_processes.py", "test_families.py", "test_kill.py", "test_layouts.py", "test_clock.py", "test_digits.py",
-           "test_resume.py", "test_gpu_programs.py")  # fmt: skip
+LONGEST = tuple(
+    f"test_{name}.py"
+    for name in ("two_processes", "families", "kill", "layouts", "clock", "digits", "resume", "gpu_programs")
+)
 """The files that take longest, which begin first, so that neither worker is left with one of them at the end."""
 
 

@@ -3,7 +3,7 @@
 FAST_COMPILATION = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 """Without LLVM's optimisations and without the MLIR in which XLA writes fusions: a third of the time to compile.
 
-The programs are the same ones, as JAX traces and XLA partitions them; only the code of their loops is written otherwise.
+JAX traces and XLA partitions the same programs; only the code of their loops is written otherwise.
 """
 
 
