@@ -128,7 +128,18 @@ class StageWeights:
         stored = self._specs(self.layout)
 
         def local(tree: Params) -> Params:
-            return jax.tree_util.tree_map_with_path(lambda path, leaf: one(path, leaf, _at(stored, path)), tree)
+            done: list[Array] = []
+
+            def in_turn(path: Any, leaf: Array) -> Array:
+                # All at once, every leaf would have its temporaries at the same time.
+                if done:
+                    leaf, done[-1] = jax.lax.optimization_barrier((leaf, done[-1]))
+                done.append(one(path, leaf, _at(stored, path)))
+                return done[-1]
+
+            structure = jax.tree.structure(tree)
+            jax.tree_util.tree_map_with_path(in_turn, tree)
+            return jax.tree.unflatten(structure, done)
 
         moved: Params = self.layout.shard_map(local, (given,), returned)(tree)
         return moved
