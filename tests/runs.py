@@ -77,6 +77,8 @@ def straight_overrides(family: str) -> list[str]:
     return [*FAMILIES[family], *(STRAIGHT if family != "own" else STRAIGHT[1:])]
 
 
+GPIPE = ["pipeline.schedule=gpipe"]
+INTERLEAVED = ["pipeline.schedule=interleaved_1f1b", "pipeline.chunks=2"]
 MESHES: dict[str, tuple[int, list[str]]] = {
     "one device": (1, []),
     "data=8": (8, ["mesh.data=8"]),
@@ -84,8 +86,28 @@ MESHES: dict[str, tuple[int, list[str]]] = {
     "tensor=2": (2, ["mesh.tensor=2"]),
     "tensor=4": (4, ["mesh.tensor=4", "model.kv_heads=4"]),
     "data=2 fsdp=2 tensor=2": (8, ["mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"]),
-}
-"""Name to (devices, overrides); tensor=4 needs four key heads."""
+    "data=4 zero=1": (4, ["mesh.data=4", "sharding.zero=1"]),
+    "data=2 fsdp=2 zero=2": (4, ["mesh.data=2", "mesh.fsdp=2", "sharding.zero=2", "microbatch=1"]),
+    "data=2 fsdp=2 gathered once": (4, ["mesh.data=2", "mesh.fsdp=2", "fsdp.gather=step", "microbatch=1"]),
+    "data=2 fsdp=2 tensor=2 zero=2": (8, ["mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2", "sharding.zero=2"]),
+    "pipeline=2": (2, ["mesh.pipeline=2", "microbatch=2"]),
+    "pipeline=4 uneven": (4, ["mesh.pipeline=4", "microbatch=1", "model.layers=5"]),
+    "pipeline=2 fsdp=2 two chunks": (
+        4, ["mesh.pipeline=2", "mesh.fsdp=2", *INTERLEAVED, "microbatch=1", "model.layers=4"],
+    ),
+    "pipeline=2 data=2 tensor=2 zero=1": (
+        8, ["mesh.pipeline=2", "mesh.data=2", "mesh.tensor=2", "sharding.zero=1", "microbatch=1", *GPIPE],
+    ),
+    "pipeline=2 fsdp=2 tensor=2 gathered once": (
+        8, ["mesh.pipeline=2", "mesh.fsdp=2", "mesh.tensor=2", "fsdp.gather=step", "microbatch=1"],
+    ),
+}  # fmt: skip
+"""Name to (devices, overrides); tensor=4 needs four key heads, and four stages four layers."""
+
+
+def tolerance(mesh: str) -> float:
+    """How far a loss may be from that of one device, in float32 (law 2)."""
+    return 1e-4 if "pipeline" in mesh else 1e-5
 
 
 def make_layout(**axis_sizes: int) -> Layout:
@@ -108,11 +130,17 @@ def tiny_config(folder: Path, data: Path, *overrides: str) -> Config:
 
 @dataclass
 class Trained:
-    """What some steps in this process left."""
+    """What some steps in this process left.
+
+    Attributes:
+        first: the optimizer's state after the first update, by name: a first moment is the gradient, clipped, times
+            what is the same for all parameters.
+    """
 
     program: Program
     state: Any
     metrics: list[dict[str, float]]
+    first: dict[str, np.ndarray]
 
     @property
     def losses(self) -> np.ndarray:
@@ -138,11 +166,20 @@ def train_on(
     place = Placement(program.batch)
     state = program.init(program.initial_key()) if state is None else state
     inputs = program.inputs(steps)
-    metrics = []
+    metrics, first = [], {}
     for batch in batches:
         state, values = program.train_step(state, place(batch), inputs)
         metrics.append({name: value.item() for name, value in jax.device_get(values).items()})
-    return Trained(program, state, metrics)
+        first = first or {name: np.array(leaf) for name, leaf in named_leaves(state["optimizer"]).items()}
+    return Trained(program, state, metrics, first)
+
+
+def assert_same_first_moments(split: Trained, alone: Trained, tolerance: float = 1e-5) -> None:
+    """Every parameter's gradient in the first step, as the optimizer has it, differs by so much of its norm at most."""
+    assert split.first.keys() == alone.first.keys()
+    for name, want in alone.first.items():
+        error = np.linalg.norm(split.first[name] - want) / max(np.linalg.norm(want), 1e-30)
+        assert error <= tolerance, f"{name}: {error}"
 
 
 def make_batches(count: int) -> list[dict[str, np.ndarray]]:

@@ -6,20 +6,31 @@ import itertools
 import jax
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxtrain.data import host_batches
 from jaxtrain.models.parameters import named_leaves
 from jaxtrain.program import Program
 from jaxtrain.training_data import open_data
-from tests.runs import FAMILIES, MESHES, Trained, make_batches, tiny_program, train_on
+from tests.runs import (
+    FAMILIES,
+    MESHES,
+    Trained,
+    assert_same_first_moments,
+    make_batches,
+    tiny_program,
+    tolerance,
+    train_on,
+)
 
 STEPS = 20
 SPLIT = [name for name in MESHES if name != "one device"]
+VIT = ["data=8", "fsdp=8", "tensor=2", "data=2 fsdp=2 tensor=2", "pipeline=4 uneven"]
+OWN = ["data=8", "fsdp=8", "data=2 fsdp=2 tensor=2", "data=2 fsdp=2 zero=2"]
 FAMILY_MESHES = [
     *(("decoder", mesh) for mesh in SPLIT),
-    *(("vit", mesh) for mesh in SPLIT if mesh != "tensor=4"),
-    *(("own", mesh) for mesh in ("data=8", "fsdp=8", "data=2 fsdp=2 tensor=2")),
+    *(("vit", mesh) for mesh in [*VIT, "pipeline=2 fsdp=2 tensor=2 gathered once"]),
+    *(("own", mesh) for mesh in OWN),
 ]
 RATES = {"decoder": "optimizer.learning_rate=1e-3", "vit": "optimizer.learning_rate=1e-3"}
 RATES["own"] = "optimizer.learning_rate=1e-2"
@@ -30,7 +41,7 @@ ODD_SIZES = ("model.vocab=248", "model.mlp=124", "model.embed=72", "model.head_d
 
 def program_on(mesh: str, *overrides: str) -> Program:
     devices, layout = MESHES[mesh]
-    return tiny_program(devices, *layout, *overrides)
+    return tiny_program(devices, *overrides, *layout)
 
 
 def reference_for(mesh: str) -> tuple[str, ...]:
@@ -61,18 +72,23 @@ def trained_alone(*model: str, family: str = "decoder") -> Trained:
     return train(tiny_program(1, *FAMILIES[family], *model, RATES[family]), family)
 
 
-def assert_same_run(split: Trained, alone: Trained) -> None:
+def assert_same_run(split: Trained, alone: Trained, rtol: float = 1e-5) -> None:
     for name in ("loss", "grad_norm", "learning_rate", "tokens", "step", "skipped"):
         got, want = ([metrics[name] for metrics in run.metrics] for run in (split, alone))
         # After some updates a gradient's norm differs as the parameters do; the loss is what must agree.
-        np.testing.assert_allclose(got, want, rtol=1e-4 if name == "grad_norm" else 1e-5, err_msg=name)
+        np.testing.assert_allclose(got, want, rtol=10 * rtol if name == "grad_norm" else rtol, err_msg=name)
 
 
 @pytest.mark.parametrize(("family", "mesh"), FAMILY_MESHES)
 def test_twenty_steps_have_the_same_losses_on_every_mesh(family: str, mesh: str) -> None:
     alone = trained_alone(*reference_for(mesh), family=family)
     assert alone.losses[-5:].mean() < 0.98 * alone.losses[:5].mean()
-    assert_same_run(trained(mesh, family=family), alone)
+    assert_same_run(trained(mesh, family=family), alone, tolerance(mesh))
+
+
+@pytest.mark.parametrize(("family", "mesh"), FAMILY_MESHES)
+def test_the_gradient_of_the_first_step_is_the_same_parameter_by_parameter(family: str, mesh: str) -> None:
+    assert_same_first_moments(trained(mesh, family=family), trained_alone(*reference_for(mesh), family=family))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -83,8 +99,12 @@ def test_twenty_steps_have_the_same_losses_in_micro_batches(family: str, mesh: s
 
 @pytest.mark.parametrize("mesh", SPLIT)
 def test_the_gradient_norm_of_the_first_step_is_the_same_on_every_mesh(mesh: str) -> None:
-    alone = trained_alone(*reference_for(mesh))
-    assert trained(mesh).metrics[0]["grad_norm"] == pytest.approx(alone.metrics[0]["grad_norm"], rel=1e-5)
+    alone, split = trained_alone(*reference_for(mesh)), trained(mesh)
+    assert split.metrics[0]["grad_norm"] == pytest.approx(alone.metrics[0]["grad_norm"], rel=1e-5)
+    # It is more than 1, so clipping divides by it, and numpy's norm of what the moments were given is 1.
+    assert alone.metrics[0]["grad_norm"] > 1
+    moments = [leaf for name, leaf in split.first.items() if ".mu." in name]
+    assert np.sqrt(sum(np.square(leaf, dtype=np.float64).sum() for leaf in moments)) == pytest.approx(0.1, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -106,25 +126,45 @@ def test_another_seed_starts_elsewhere() -> None:
     assert (first["embed"]["table"] != second["embed"]["table"]).all()
 
 
-@pytest.mark.parametrize("mesh", ["fsdp=8", "data=2 fsdp=2 tensor=2"])
+@pytest.mark.parametrize("mesh", SPLIT)
 def test_each_moment_lies_where_its_parameter_lies_before_and_after_training(mesh: str) -> None:
+    """With ZeRO it is divided over `data` too, where its parameter is divided over `fsdp`."""
     run = trained(mesh)
+    zero = run.program.layout.zero > 0
     for state in (run.program.state, run.state):
         params = named_leaves(state["params"])
         for moments in (state["optimizer"]["adam"].mu, state["optimizer"]["adam"].nu):
             for name, moment in named_leaves(moments).items():
-                assert moment.sharding.is_equivalent_to(params[name].sharding, moment.ndim), name
+                wanted = params[name].sharding.spec
+                if zero and not name.endswith("scale"):
+                    embed = named_leaves(run.program.infos)[name].axes.index("embed")
+                    wanted = [*wanted, *[None] * (moment.ndim - len(wanted))]
+                    wanted[embed] = (*(() if wanted[embed] is None else np.atleast_1d(wanted[embed])), "data")
+                wanted = NamedSharding(run.program.mesh, PartitionSpec(*wanted))
+                assert moment.sharding.is_equivalent_to(wanted, moment.ndim), name
     for leaf, planned in zip(jax.tree.leaves(run.state), jax.tree.leaves(run.program.state), strict=True):
         assert leaf.sharding.is_equivalent_to(planned.sharding, leaf.ndim)
         assert leaf.addressable_shards[0].data.shape == planned.sharding.shard_shape(leaf.shape)
 
 
-def test_fsdp_over_eight_devices_leaves_each_an_eighth_of_the_optimizer_state() -> None:
-    adam = trained("fsdp=8").state["optimizer"]["adam"]
-    moments = jax.tree.leaves((adam.mu, adam.nu))
-    total = sum(leaf.nbytes for leaf in moments)
-    here = sum(leaf.addressable_shards[0].data.nbytes for leaf in moments)
-    assert total / 8 <= here < 1.05 * total / 8
+@pytest.mark.parametrize(
+    ("mesh", "of_parameters", "of_moments"),
+    [
+        ("fsdp=8", 8, 8),
+        ("data=4 zero=1", 1, 4),
+        ("data=2 fsdp=2 zero=2", 2, 4),
+        ("data=2 fsdp=2 tensor=2 zero=2", 4, 8),
+        ("pipeline=2 data=2 tensor=2 zero=1", 4, 8),
+        ("pipeline=2 fsdp=2 tensor=2 gathered once", 8, 8),
+    ],
+)
+def test_a_device_holds_its_part_of_parameters_and_moments(mesh: str, of_parameters: int, of_moments: int) -> None:
+    state = trained(mesh).state
+    for tree, parts in ((state["params"], of_parameters), (state["optimizer"], of_moments)):
+        leaves = jax.tree.leaves(tree)
+        total = sum(leaf.nbytes for leaf in leaves)
+        here = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
+        assert total / parts <= here < 1.05 * total / parts
 
 
 def test_every_matrix_is_split_over_each_axis_that_its_names_allow() -> None:

@@ -37,9 +37,12 @@ def assert_same_end(run_dir: Path, straight: Path) -> None:
     assert checkpoint_meta(run_dir, 10)["checksums"] == checkpoint_meta(straight, 10)["checksums"]
 
 
+RESUMED = [(mesh, family) for mesh in ("one device", "fsdp=8", "data=2 fsdp=2 tensor=2") for family in FAMILIES]
+RESUMED += [("pipeline=2", "decoder"), ("data=2 fsdp=2 zero=2", "decoder")]
+
+
 @pytest.mark.usefixtures("programs_built_anew")
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("mesh", ["one device", "fsdp=8", "data=2 fsdp=2 tensor=2"])
+@pytest.mark.parametrize(("mesh", "family"), RESUMED)
 def test_a_resumed_run_with_dropout_and_shuffle_is_bit_equal(
     mesh: str, family: str, straight: Straight, tmp_path: Path, tiny_data: Path
 ) -> None:

@@ -50,7 +50,11 @@ def program_of(folder: Path, data: Path, mesh: str) -> Program:
     return build(tiny_config(folder, data, *STRAIGHT, *overrides), jax.devices()[:devices])
 
 
-@pytest.mark.parametrize("mesh", ["one device", "data=8", "tensor=2", "data=2 fsdp=2 tensor=2"])
+OTHERS = ["one device", "data=8", "tensor=2", "data=2 fsdp=2 tensor=2", "pipeline=2"]
+OTHERS += ["data=2 fsdp=2 zero=2", "pipeline=2 data=2 tensor=2 zero=1"]
+
+
+@pytest.mark.parametrize("mesh", OTHERS)
 def test_a_state_saved_on_fsdp_is_the_same_on_any_mesh(
     mesh: str, straight: Straight, tmp_path: Path, tiny_data: Path
 ) -> None:
@@ -68,7 +72,7 @@ def test_a_state_saved_on_fsdp_is_the_same_on_any_mesh(
     assert jax.tree.map(lambda leaf: leaf.sharding, restored[0]) == wanted
 
 
-@pytest.mark.parametrize("mesh", ["one device", "data=8", "tensor=2", "data=2 fsdp=2 tensor=2"])
+@pytest.mark.parametrize("mesh", OTHERS)
 def test_training_saved_on_fsdp_goes_on_with_the_same_losses_on_any_mesh(
     mesh: str, straight: Straight, tmp_path: Path, tiny_data: Path
 ) -> None:
