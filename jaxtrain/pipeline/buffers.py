@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jaxtrain.pipeline.schedule import FORWARD_ONLY, Schedule, check_schedule
+from jaxtrain.pipeline.schedule import Schedule, check_schedule
 
 Table = npt.NDArray[np.int32]
 """[ticks, stages]; -1 where there is nothing."""
@@ -25,7 +25,7 @@ class BufferPlan:
     """
 
     stash_slots: int
-    """For the residuals of a forward, from it to its backward; 0 in a table without backwards."""
+    """For the residuals of a forward, from it to its backward."""
     carry_slots: int
     """For carries that have arrived and wait for their forward."""
     gradient_slots: int
@@ -82,13 +82,11 @@ def plan_buffers(schedule: Schedule) -> BufferPlan:
     forward = {key: tick for tick, _, key, _, _ in _works(schedule, backward=False)}
     backward = {key: tick for tick, _, key, _, _ in _works(schedule, backward=True)}
     last = schedule.virtual_stages - 1
-    # A table without backwards has its head run with the forward, and keeps no residuals.
-    head = forward if schedule.kind == FORWARD_ONLY else backward
     lives: dict[str, list[_Life]] = {
         "stash": [_Life(forward[key], read, key) for key, read in backward.items()],
         "carry": [_Life(forward[v - 1, i] + 1, read, (v, i)) for (v, i), read in forward.items() if v > 0],
         "gradient": [_Life(backward[v + 1, i] + 1, read, (v, i)) for (v, i), read in backward.items() if v < last],
-        "output": [_Life(forward[key], read, key) for key, read in head.items() if key[0] == last],
+        "output": [_Life(forward[key], read, key) for key, read in backward.items() if key[0] == last],
     }
     slots, counts = {}, {}
     for name, kept in lives.items():

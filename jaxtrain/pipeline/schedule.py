@@ -13,8 +13,6 @@ from jaxtrain.errors import ConfigError
 
 ScheduleKind = Literal["gpipe", "1f1b", "interleaved_1f1b"]
 KINDS: tuple[str, ...] = get_args(ScheduleKind)
-FORWARD_ONLY = "forward"
-"""The kind of a table without backwards."""
 
 
 class Work(NamedTuple):
@@ -93,22 +91,11 @@ def make_schedule(kind: str, stages: int, microbatches: int, chunks: int = 1) ->
     return _table(kind, stages, microbatches, chunks, entries, first_backward)
 
 
-def make_forward_schedule(stages: int, microbatches: int, chunks: int = 1) -> Schedule:
-    """The table of an evaluation: the forwards of `interleaved_1f1b` (with one chunk, of all kinds), no backwards.
-
-    Raises:
-        ConfigError: there is no such schedule.
-    """
-    _refuse_impossible("interleaved_1f1b", stages, microbatches, chunks)
-    entries, _ = _entries(stages, microbatches, chunks)
-    return _table(FORWARD_ONLY, stages, microbatches, chunks, entries, None)
-
-
 def check_schedule(schedule: Schedule) -> None:
     """Sees that a table does everything once and nothing before what it needs has arrived.
 
     What a stage sends in a tick arrives in the next. The backward of the last virtual stage needs its own forward, of
-    the same tick or before. A table of kind `forward` has no backwards.
+    the same tick or before.
 
     Raises:
         ValueError: names the first violation, in the order of ticks; what is missing comes last.
@@ -126,14 +113,11 @@ def check_schedule(schedule: Schedule) -> None:
                     raise ValueError(f"{name} comes before the output of virtual stage {virtual - 1} has arrived")
             if backward is not None:
                 virtual, name = _register(schedule, backwards, tick, stage, backward, "backward")
-                if schedule.kind == FORWARD_ONLY:
-                    raise ValueError(f"{name} is in a table of kind {FORWARD_ONLY}")
                 if virtual < last and backwards.get((virtual + 1, backward.microbatch), tick) >= tick:
                     raise ValueError(f"{name} comes before the gradient of virtual stage {virtual + 1} has arrived")
                 if virtual == last and (virtual, backward.microbatch) not in forwards:
                     raise ValueError(f"{name} comes before its own forward")
-    done = {"forward": forwards} if schedule.kind == FORWARD_ONLY else {"forward": forwards, "backward": backwards}
-    for direction, ticks in done.items():
+    for direction, ticks in (("forward", forwards), ("backward", backwards)):
         for virtual in range(schedule.virtual_stages):
             for microbatch in range(schedule.microbatches):
                 if (virtual, microbatch) not in ticks:
@@ -173,17 +157,15 @@ def _entries(stages: int, microbatches: int, chunks: int) -> tuple[list[_Entry],
 
 
 def _table(
-    kind: str, stages: int, microbatches: int, chunks: int, entries: list[_Entry], first_backward: int | None
+    kind: str, stages: int, microbatches: int, chunks: int, entries: list[_Entry], first_backward: int
 ) -> Schedule:
     """The entries, passed on from stage to stage: forwards upwards, backwards down."""
     forwards = {(entry.tick + stage, stage): entry.work for entry in entries for stage in range(stages)}
-    backwards = {}
-    if first_backward is not None:
-        backwards = {
-            (first_backward + entry.mirrored + stages - 1 - stage, stage): entry.work
-            for entry in entries
-            for stage in range(stages)
-        }
+    backwards = {
+        (first_backward + entry.mirrored + stages - 1 - stage, stage): entry.work
+        for entry in entries
+        for stage in range(stages)
+    }
     ticks = tuple(
         tuple(Tick(forwards.get((tick, stage)), backwards.get((tick, stage))) for stage in range(stages))
         for tick in range(1 + max(tick for tick, _ in [*forwards, *backwards]))

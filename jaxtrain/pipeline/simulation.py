@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jaxtrain.pipeline.schedule import FORWARD_ONLY, Schedule, Work
+from jaxtrain.pipeline.schedule import Schedule, Work
 
 Costs = float | Sequence[float]
 """The time of one micro-batch: the same on each virtual stage, or one for each of them in their order."""
@@ -94,8 +94,7 @@ def _tick(
 def _ideal(schedule: Schedule, forward: list[float], backward: list[float]) -> float:
     microbatches, stages = schedule.microbatches, schedule.stages
     passes = max(microbatches, stages) + (min(microbatches, stages) - 1) / schedule.chunks
-    work = math.fsum(forward) + (0 if schedule.kind == FORWARD_ONLY else math.fsum(backward))
-    return passes * work / stages
+    return passes * (math.fsum(forward) + math.fsum(backward)) / stages
 
 
 def _each(schedule: Schedule, name: str, costs: Costs) -> list[float]:

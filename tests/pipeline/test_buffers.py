@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxtrain.pipeline.buffers import plan_buffers
-from jaxtrain.pipeline.schedule import FORWARD_ONLY, make_schedule
+from jaxtrain.pipeline.schedule import make_schedule
 from tests.pipeline.tables import NAMES, TABLES, make
 
 
@@ -14,8 +14,8 @@ class Engine:
     A value is a tuple of what made it, such as ("carry", virtual stage, micro-batch).
     """
 
-    def __init__(self, plan, stages, chunks, backwards=True):
-        self.plan, self.stages, self.last, self.backwards = plan, stages, stages * chunks - 1, backwards
+    def __init__(self, plan, stages, chunks):
+        self.plan, self.stages, self.last = plan, stages, stages * chunks - 1
         sizes = {"stash": plan.stash_slots, "carry": plan.carry_slots}
         sizes |= {"gradient": plan.gradient_slots, "output": plan.output_slots}
         self.buffers = [{name: [None] * size for name, size in sizes.items()} for _ in range(stages)]
@@ -49,9 +49,7 @@ class Engine:
         assert (at["carry_slot"] < 0) == (virtual == 0)
         if virtual > 0:
             assert buffers["carry"][at["carry_slot"]] == ("carry", virtual - 1, at["microbatch"])
-        assert (at["stash_slot"] >= 0) == self.backwards
-        if self.backwards:
-            buffers["stash"][at["stash_slot"]] = ("residuals", virtual, at["microbatch"])
+        buffers["stash"][at["stash_slot"]] = ("residuals", virtual, at["microbatch"])
         assert (at["output_slot"] >= 0) == (virtual == self.last)
         if virtual == self.last:
             buffers["output"][at["output_slot"]] = ("output", at["microbatch"])
@@ -79,13 +77,12 @@ class Engine:
 
 @pytest.mark.parametrize("table", TABLES, ids=NAMES)
 def test_every_work_reads_what_its_neighbour_sent(table):
-    kind, stages, chunks = table
+    _, stages, chunks = table
     for microbatches in range(1, 18):
-        engine = Engine(plan_buffers(make(table, microbatches)), stages, chunks, backwards=kind != FORWARD_ONLY)
+        engine = Engine(plan_buffers(make(table, microbatches)), stages, chunks)
         forwards, backwards = engine.run()
         everything = {(virtual, i) for virtual in range(stages * chunks) for i in range(microbatches)}
-        assert forwards == everything
-        assert backwards == (everything if kind != FORWARD_ONLY else set())
+        assert forwards == backwards == everything
 
 
 @pytest.mark.parametrize("stages", range(1, 9))

@@ -11,7 +11,6 @@ from jaxtrain.pipeline.schedule import (
     Tick,
     Work,
     check_schedule,
-    make_forward_schedule,
     make_schedule,
 )
 from tests.pipeline.tables import NAMES, TABLES, make
@@ -75,16 +74,6 @@ def test_all_kinds_add_up_gradients_in_the_order_of_microbatches():
             assert sorted(range(7), key=lambda i: backwards[stage, chunk, i]) == list(range(7))
 
 
-@pytest.mark.parametrize(("stages", "microbatches", "chunks"), [(1, 3, 2), (4, 8, 1), (4, 7, 2), (4, 2, 3)])
-def test_an_evaluation_has_the_forwards_of_training_only(stages, microbatches, chunks):
-    schedule = make_forward_schedule(stages, microbatches, chunks)
-    check_schedule(schedule)
-    training = ticks_of(make_schedule("interleaved_1f1b", stages, microbatches, chunks), "forward")
-    assert ticks_of(schedule, "forward") == training
-    assert len(schedule.ticks) == 1 + max(training.values())
-    assert not ticks_of(schedule, "backward")
-
-
 def changed(schedule, *changes):
     """The table with the ticks of some (tick, stage) replaced."""
     rows = [list(row) for row in schedule.ticks]
@@ -139,17 +128,6 @@ def test_a_gradient_from_the_next_chunk_takes_a_tick_too():
     assert schedule.ticks[4:6] == ((Tick(None, Work(1, 0)), IDLE), (IDLE, B0))
     with pytest.raises(ValueError, match="tick 4, stage 1: the backward of micro-batch 0 on chunk 0 comes before"):
         check_schedule(changed(schedule, (4, 1, B0), (5, 1, IDLE)))
-
-
-def test_a_forward_left_out_is_missed_even_on_the_last_stage():
-    schedule = make_forward_schedule(2, 2)
-    with pytest.raises(ValueError, match="the forward of micro-batch 1 on virtual stage 1 is missing"):
-        check_schedule(changed(schedule, (2, 1, IDLE)))
-
-
-def test_a_backward_in_an_evaluation_is_refused():
-    with pytest.raises(ValueError, match="tick 1, stage 1: the backward of micro-batch 0"):
-        check_schedule(changed(make_forward_schedule(2, 2), (1, 1, Tick(Work(0, 0), Work(0, 0)))))
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,13 @@ import math
 import pytest
 
 from jaxtrain.pipeline.buffers import plan_buffers
-from jaxtrain.pipeline.schedule import FORWARD_ONLY, Schedule, Tick, Work, make_forward_schedule, make_schedule
+from jaxtrain.pipeline.schedule import Schedule, Tick, Work, make_schedule
 from jaxtrain.pipeline.simulation import Span, microbatches_in_flight, simulate
 from jaxtrain.pipeline.split import split_layers
 from tests.pipeline.tables import NAMES, TABLES, make
 
-TRAINING = [table for table in TABLES if table[0] != FORWARD_ONLY]
 
-
-@pytest.mark.parametrize("table", TRAINING, ids=NAMES[: len(TRAINING)])
+@pytest.mark.parametrize("table", TABLES, ids=NAMES[: len(TABLES)])
 @pytest.mark.parametrize(("forward", "backward"), [(1.0, 2.0), (1.0, 3.0), (1.0, 1.0), (2.0, 1.0)])
 def test_every_schedule_takes_the_ideal_time(table, forward, backward):
     """So the bubble is (p-1)/v of (m + (p-1)/v), whatever a backward costs, and also where p doesn't divide m."""
@@ -23,7 +21,7 @@ def test_every_schedule_takes_the_ideal_time(table, forward, backward):
         assert timeline.bubble == pytest.approx((p - 1) / v / (m + (p - 1) / v), abs=1e-9)
 
 
-@pytest.mark.parametrize("table", TRAINING, ids=NAMES[: len(TRAINING)])
+@pytest.mark.parametrize("table", TABLES, ids=NAMES[: len(TABLES)])
 def test_few_microbatches_take_no_longer_than_one_and_a_chunk_for_each_more(table):
     """The first one's way through all virtual stages and back, which nothing can shorten."""
     _, p, v = table
@@ -31,12 +29,6 @@ def test_few_microbatches_take_no_longer_than_one_and_a_chunk_for_each_more(tabl
         timeline = simulate(make(table, m), 1 / v, 2 / v)
         assert timeline.total == pytest.approx((p + (m - 1) / v) * 3)
         assert timeline.ideal == pytest.approx(timeline.total)
-
-
-def test_an_evaluation_takes_the_forwards_alone():
-    timeline = simulate(make_forward_schedule(4, 8, 2), 0.5, 7.0)
-    assert timeline.total == timeline.ideal == pytest.approx(8 + 3 / 2)
-    assert not any(span.backward for span in timeline.spans)
 
 
 def test_the_time_of_each_work_can_be_followed_by_hand():
@@ -107,7 +99,7 @@ def test_counting_embedding_and_head_as_load_takes_less_time():
     assert counted <= (32 + 7) * 3 * math.ceil((126 + 3.2) / 8)
 
 
-@pytest.mark.parametrize("table", TRAINING, ids=NAMES[: len(TRAINING)])
+@pytest.mark.parametrize("table", TABLES, ids=NAMES[: len(TABLES)])
 def test_microbatches_in_flight_are_those_that_the_stash_has_room_for(table):
     for microbatches in (1, 4, 9, 17):
         schedule = make(table, microbatches)
