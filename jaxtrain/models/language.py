@@ -19,20 +19,19 @@ from jaxtrain.models.decoder import (
     rotary_angles,
 )
 from jaxtrain.models.layers import RMSNorm
-from jaxtrain.models.parameters import graph_of, normal, parameter, parameters_of, stack
+from jaxtrain.models.parameters import graph_of, normal, parameter
 from jaxtrain.models.remat import KEEP_ALL, Remat
+from jaxtrain.models.supervised import WeightedCrossEntropy, init_parts
 from jaxtrain.models.task import (
     AbstractBatch,
     ArraySpec,
     Batch,
-    Denominators,
     Flops,
     Mean,
     Mergeable,
     Params,
     Sums,
     run_layers,
-    staged_losses,
 )
 from jaxtrain.ops.cross_entropy import CrossEntropySettings, cross_entropy
 from jaxtrain.ops.dropout import dropout
@@ -58,7 +57,7 @@ jax.tree_util.register_dataclass(DecoderContext, ["cosine", "sine", "segments", 
 
 
 @dataclass(frozen=True)
-class LanguageTask:
+class LanguageTask(WeightedCrossEntropy):
     """Next-token prediction on packed rows of `sequence` tokens. A `Staged` task, and a `Generative` one.
 
     A batch holds tokens, targets, segments, positions (i32[rows, seq]; segment 0 is padding) and weights
@@ -81,26 +80,14 @@ class LanguageTask:
         return self.config.vocab
 
     def init(self, key: Key[Array, ""]) -> Any:
-        """{"embed", "layers" (stacked), "head"}; each part's key is folded from its place, not drawn in order."""
-        part = {name: jax.random.fold_in(key, i) for i, name in enumerate(("embed", "layers", "head"))}
-        return {
-            "embed": parameters_of(_Embedding(self.config, rngs=nnx.Rngs(params=part["embed"]))),
-            "layers": stack(self._init_layer, part["layers"], self.config.layers),
-            "head": parameters_of(_Head(self.config, rngs=nnx.Rngs(params=part["head"]))),
-        }
-
-    def _init_layer(self, key: Key[Array, ""]) -> Any:
-        return parameters_of(DecoderLayer(self.config, rngs=nnx.Rngs(params=key)))
-
-    def denominators(self, batch: Batch) -> Denominators:
-        total = batch["weights"].sum()
-        return {"cross_entropy": jnp.where(total == 0, 1.0, total)}
-
-    def counted(self, batch: Batch) -> Int[Array, ""]:
-        return (batch["weights"] > 0).sum()
-
-    def losses(self, params: Params, batch: Batch, key: Key[Array, ""]) -> Sums:
-        return staged_losses(self, params, batch, key)
+        config = self.config
+        return init_parts(
+            key,
+            lambda rngs: _Embedding(config, rngs=rngs),
+            lambda rngs: DecoderLayer(config, rngs=rngs),
+            config.layers,
+            lambda rngs: _Head(config, rngs=rngs),
+        )
 
     def metrics(self, params: Params, batch: Batch) -> dict[str, Mergeable]:
         """Plain cross-entropy per counted token, without smoothing, z-loss or dropout."""

@@ -17,20 +17,19 @@ from jaxtyping import Array, Float, Int, Key
 
 from jaxtrain.config import VitConfig
 from jaxtrain.models.layers import Residual, RMSNorm, with_axes
-from jaxtrain.models.parameters import graph_of, normal, parameter, parameters_of, stack
+from jaxtrain.models.parameters import graph_of, normal, parameter
 from jaxtrain.models.remat import KEEP_ALL, Remat
+from jaxtrain.models.supervised import WeightedCrossEntropy, init_parts
 from jaxtrain.models.task import (
     AbstractBatch,
     ArraySpec,
     Batch,
-    Denominators,
     Flops,
     Mean,
     Mergeable,
     Params,
     Sums,
     run_layers,
-    staged_losses,
 )
 from jaxtrain.ops.dropout import dropout
 from jaxtrain.ops.full_attention import full_attention
@@ -125,7 +124,7 @@ class _Head(nnx.Module):
 
 
 @dataclass(frozen=True)
-class VisionTask:
+class VisionTask(WeightedCrossEntropy):
     """Which of `classes` an image shows. A `Staged` task.
 
     A batch holds image (f32[rows, image, image, channels]), label (i32[rows]) and weights (f32[rows]; 0: not counted).
@@ -141,26 +140,14 @@ class VisionTask:
         return self.config.layers
 
     def init(self, key: Key[Array, ""]) -> Any:
-        """{"embed", "layers" (stacked), "head"}; each part's key is folded from its place, not drawn in order."""
-        part = {name: jax.random.fold_in(key, i) for i, name in enumerate(("embed", "layers", "head"))}
-        return {
-            "embed": parameters_of(PatchEmbedding(self.config, rngs=nnx.Rngs(params=part["embed"]))),
-            "layers": stack(self._init_layer, part["layers"], self.config.layers),
-            "head": parameters_of(_Head(self.config, rngs=nnx.Rngs(params=part["head"]))),
-        }
-
-    def _init_layer(self, key: Key[Array, ""]) -> Any:
-        return parameters_of(EncoderLayer(self.config, rngs=nnx.Rngs(params=key)))
-
-    def denominators(self, batch: Batch) -> Denominators:
-        total = batch["weights"].sum()
-        return {"cross_entropy": jnp.where(total == 0, 1.0, total)}
-
-    def counted(self, batch: Batch) -> Int[Array, ""]:
-        return (batch["weights"] > 0).sum()
-
-    def losses(self, params: Params, batch: Batch, key: Key[Array, ""]) -> Sums:
-        return staged_losses(self, params, batch, key)
+        config = self.config
+        return init_parts(
+            key,
+            lambda rngs: PatchEmbedding(config, rngs=rngs),
+            lambda rngs: EncoderLayer(config, rngs=rngs),
+            config.layers,
+            lambda rngs: _Head(config, rngs=rngs),
+        )
 
     def metrics(self, params: Params, batch: Batch) -> dict[str, Mergeable]:
         """Cross-entropy and the share of images that are classified right, per counted image."""

@@ -5,10 +5,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from jaxtrain.config import DecoderConfig
+from jaxtrain.models.decoder import DecoderLayer
 from jaxtrain.models.language import LanguageTask
-from jaxtrain.models.parameters import unbox
+from jaxtrain.models.parameters import parameters_of, unbox
 from jaxtrain.models.task import Task, run_layers
 from jaxtrain.step import with_rows
 
@@ -118,7 +120,7 @@ def test_the_example_batch_describes_the_arrays_of_a_batch() -> None:
 def test_stacked_layers_start_like_single_ones() -> None:
     params = params_of(TASK)
     key = jax.random.fold_in(jax.random.fold_in(KEY, 1), 2)
-    third = jax.jit(lambda: unbox(TASK._init_layer(key)))()
+    third = jax.jit(lambda: unbox(parameters_of(DecoderLayer(TASK.config, rngs=nnx.Rngs(params=key)))))()
     for a, b in zip(jax.tree.leaves(third), jax.tree.leaves(params["layers"]), strict=True):
         np.testing.assert_array_equal(a, b[2])
 
