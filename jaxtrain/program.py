@@ -32,7 +32,7 @@ from jaxtrain.pipeline.engine import pipelined_gradient
 from jaxtrain.pipeline.stages import Stages
 from jaxtrain.sharding import PIPELINE, Layout, make_mesh, use_layout
 from jaxtrain.sharding.table import TableRow, parameter_rows, refuse_silent_replication
-from jaxtrain.step import State, StepInputs, initial_state, make_eval_step, make_train_step
+from jaxtrain.step import Measure, State, StepInputs, initial_state, make_eval_step, make_train_step
 
 
 class Jitted(Protocol):
@@ -135,8 +135,14 @@ MATMUL_PRECISION = {"float32": "highest", "bfloat16": "default"}
 """Left to itself, JAX multiplies float32 matrices in TF32 on GPUs, with ten bits of mantissa."""
 
 
-def build(config: Config, devices: Sequence[jax.Device]) -> Program:
+def build(
+    config: Config, devices: Sequence[jax.Device], *, task: Task | None = None, measure: Measure | None = None
+) -> Program:
     """The program of `config` on `devices` (real, virtual or compile-only).
+
+    Args:
+        task: trained in place of the one that the config describes.
+        measure: what the metrics of a step have as `norms`; None: norms, where the config asks for them.
 
     Raises:
         ConfigError: sizes that the mesh doesn't divide, parameters that would silently be replicated, or names to
@@ -144,7 +150,7 @@ def build(config: Config, devices: Sequence[jax.Device]) -> Program:
     """
     axis_sizes = resolve_mesh(config.mesh, len(devices), config.origins)
     check_layout(config, axis_sizes)
-    task = make_task(config)
+    task = make_task(config) if task is None else task
     layout = Layout.on(make_mesh(axis_sizes, devices), config.sharding.rules, config.sharding.zero)
     abstract_params = jax.eval_shape(task.init, jax.random.key(0))
     infos = freeze(describe(abstract_params), config.optimizer.frozen, config.origins.get("optimizer.frozen", ""))
@@ -158,10 +164,11 @@ def build(config: Config, devices: Sequence[jax.Device]) -> Program:
     batch = _abstract_batch(task, config.global_batch, layout)
     inference = layout.for_inference()
     eval_batch = _abstract_batch(task, _eval_rows(config, inference), inference)
-    norms = functools.partial(measure_norms, infos) if config.telemetry.norms_every else None
+    if measure is None and config.telemetry.norms_every:
+        measure = functools.partial(measure_norms, infos)
     stages = make_stages(config, task, axis_sizes[PIPELINE]) if axis_sizes[PIPELINE] > 1 else None
     gradient = _gradient(config, task, cast, layout, infos, stages)
-    train_step = make_train_step(task, gradient, optimizer, config.optimizer.clip, norms)
+    train_step = make_train_step(task, gradient, optimizer, config.optimizer.clip, measure)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
     precision = MATMUL_PRECISION[config.precision]
     on = functools.partial(_on, layout, precision)

@@ -25,6 +25,9 @@ StepInputs = dict[str, Any]
 in. Fixed in a run, but for the schedule's peak where that follows the batch, and for "flags", i32[devices, flags],
 which are there where processes have something to tell each other."""
 
+Measure = Callable[[Any, Any, Any], Any]
+"""(gradients before clipping, parameters before the update, and after it) -> arrays that a step gives as a metric."""
+
 
 def initial_state(
     params: Any, optimizer: optax.GradientTransformation, trained: Any = None, average: bool = False
@@ -51,15 +54,15 @@ def make_train_step(
     gradient: Gradient,
     optimizer: optax.GradientTransformation,
     clip: float | None,
-    norms: Callable[[Any, Any, Any], Array] | None = None,
+    measure: Measure | None = None,
 ) -> Callable[[State, Batch, StepInputs], tuple[State, Metrics]]:
     """(state, global batch, inputs) -> (state after one update, metrics).
 
     Metrics: loss, grad_norm (before clipping), learning_rate (that was applied), tokens (counted ones of this batch),
     step (updates done), skipped. Where the loss or the gradient's norm isn't finite, the whole state, step included,
     stays bit-unchanged and `skipped` is true. `gradient` gives None for frozen parameters: they have no part in the
-    norm, and no update. With `norms` (gradients, parameters before, and after the update -> array) there is one metric
-    more, named so; and with flags among the inputs `flags`, i32[flags]: those that any device has raised.
+    norm, and no update. With `measure` there is one metric more, `norms`, which is what it gives; and with flags among
+    the inputs `flags`, i32[flags]: those that any device has raised.
     """
 
     def train_step(state: State, batch: Batch, inputs: StepInputs) -> tuple[State, Metrics]:
@@ -72,8 +75,8 @@ def make_train_step(
         rate = learning_rate(state["step"] + 1, inputs["schedule"])
         updated = _update(state, clip_by_norm(gradients, norm, clip), optimizer, rate, inputs)
         metrics = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "tokens": task.counted(batch)}
-        if norms is not None:
-            metrics["norms"] = norms(gradients, state["params"], updated["params"])
+        if measure is not None:
+            metrics["norms"] = measure(gradients, state["params"], updated["params"])
         if "flags" in inputs:
             metrics["flags"] = inputs["flags"].max(axis=0)
         state = keep_if(finite, updated, state)
