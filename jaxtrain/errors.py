@@ -14,6 +14,7 @@ EXIT_NON_FINITE = 3
 EXIT_BAD_CHECKPOINT = 4
 EXIT_BAD_DATA = 5
 EXIT_MISSING_WORKER = 6
+EXIT_UNEQUAL = 7
 EXIT_REQUEUE = 75
 """`EX_TEMPFAIL` of sysexits.h: nothing is wrong and the same command goes on; a scheduler can be told to requeue."""
 EXIT_INTERRUPTED = 130
@@ -63,6 +64,12 @@ class MissingWorkerError(JaxtrainError):
 
 class Shown(SystemExit):
     """Ends a command that has shown what was asked for, such as its help. Any other SystemExit is somebody else's."""
+
+
+class UnequalError(JaxtrainError):
+    """A mesh doesn't train as one device does."""
+
+    exit_code = EXIT_UNEQUAL
 
 
 def first_line(error: BaseException) -> str:
