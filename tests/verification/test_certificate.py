@@ -156,6 +156,13 @@ def test_the_average_of_the_weights_is_compared_too() -> None:
     assert checks(other, alone=averaged)["parameters after step 3"].where == "ema.layers.w[2]"
 
 
+def test_a_gradient_that_is_no_number_is_the_largest_difference() -> None:
+    run = training()
+    first = changed(run.gradients[0], "layers.w", (1, 2, 3), math.nan)
+    check = checks(replace(run, gradients=(first, *run.gradients[1:])))["gradients of step 1"]
+    assert (check.where, check.difference) == ("layers.w[1]", math.inf)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_what_is_not_finite_passes_nothing_and_is_null_in_json(value: float) -> None:
     run = training()

@@ -104,7 +104,13 @@ def test_adafactor_still_factors_the_small_matrices() -> None:
 
 @pytest.mark.parametrize(("image", "patch", "heads"), [(224, 16, 3), (48, 16, 4), (16, 16, 2), (32, 16, 6)])
 def test_a_small_vision_transformer_divides_over_two_devices(image: int, patch: int, heads: int) -> None:
-    sizes = [f"model.image={image}", f"model.patch={patch}", f"model.heads={heads}", "model.embed=96", "model.shift=9"]
+    sizes = [
+        f"model.image={image}",
+        f"model.patch={patch}",
+        f"model.heads={heads}",
+        "model.embed=96",
+        f"model.shift={image - 1}",
+    ]
     own = "{target: 'scripts.own_task:make_data', rows: 8}"
     config = load(CONFIGS["digits-vit"], [*sizes, f"data={own}", "mesh.fsdp=2"])
     one = shrunk(config)
@@ -119,7 +125,14 @@ def test_a_small_vision_transformer_divides_over_two_devices(image: int, patch: 
 def test_what_it_is_compared_with_differs_in_how_it_is_computed_alone() -> None:
     remat = ("remat=named", "remat_save=[hidden]", "sharding.zero=2", "fsdp.gather=step")
     one = small("llama3-70b", *PIPELINED, *remat, "mesh.data=2")
-    assert {change.key for change in difference(one.to_dict(), on_one_device(one))} == {
+    alone = on_one_device(one)
+    assert (alone.remat, alone.microbatch, alone.sharding.zero, set(dict(alone.mesh).values())) == (
+        "none",
+        None,
+        0,
+        {1},
+    )
+    assert {change.key for change in difference(one.to_dict(), alone)} == {
         "microbatch", "remat", "remat_save", "mesh.pipeline", "mesh.data", "mesh.fsdp", "mesh.tensor",
         "sharding.zero", "model.loss.chunk",
     }  # fmt: skip
