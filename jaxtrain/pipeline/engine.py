@@ -277,7 +277,10 @@ class StageWork:
             carries=_zeros(carry, plan.carry_slots + 1),
             cotangents=_zeros(carry, plan.gradient_slots + 1),
             outputs=_zeros(carry, plan.output_slots + 1),
-            stash=[jnp.zeros((plan.stash_slots, places, *each.shape), each.dtype) for each in residuals],
+            stash=[
+                jax.device_put(jnp.zeros((plan.stash_slots, places, *each.shape), each.dtype), space)
+                for each, space in zip(residuals, self._layer.spaces, strict=True)
+            ],
             gradients=self._no_gradients(),
             sums={name: jnp.zeros((), jnp.float32) for name in (*head, *auxiliary)},
         )

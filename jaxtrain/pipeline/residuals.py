@@ -15,6 +15,9 @@ class SplitLayer:
     What is stored are the residuals of `jax.vjp`, as the layer's rematerialisation leaves them, without those that the
     backward is given anyway: the layer's weights, and what it can look up again.
 
+    Attributes:
+        spaces: the memory that each stored array lies in: that of the device, or of the host where it is offloaded.
+
     Args:
         layer: (weights, carry, lookups) -> (carry, auxiliary sums).
     """
@@ -23,6 +26,7 @@ class SplitLayer:
         self._layer = layer
         self._structure: Any = None
         self._given: list[int | None] = []
+        self.spaces: list[Any] = []
 
     def forward(self, weights: Params, carry: Carry, lookups: Any) -> tuple[tuple[Carry, Sums], list[Array]]:
         """The layer's outputs, and the arrays to store. Traced before `backward`, which is told their structure."""
@@ -30,7 +34,9 @@ class SplitLayer:
         residuals, self._structure = jax.tree.flatten(pullback)
         number = {id(leaf): i for i, leaf in enumerate(jax.tree.leaves((weights, lookups)))}
         self._given = [number.get(id(residual)) for residual in residuals]
-        return outputs, [each for each, given in zip(residuals, self._given, strict=True) if given is None]
+        stored = [each for each, given in zip(residuals, self._given, strict=True) if given is None]
+        self.spaces = [jax.typeof(each).memory_space for each in stored]
+        return outputs, stored
 
     def backward(
         self, weights: Params, lookups: Any, stored: Sequence[Array], cotangents: tuple[Carry, Sums]

@@ -130,11 +130,6 @@ def refusal(config: Config, **axis_sizes: int) -> list[str]:
             "pipeline.chunks=2, but pipeline.schedule=1f1b has one chunk for each stage; set pipeline.chunks: 1 or "
             "pipeline.schedule: interleaved_1f1b",
         ),
-        (
-            {"mesh": {"pipeline": 2}, "remat": "named", "remat_offload": ["query"]},
-            "remat_offload=['query'] isn't supported with mesh.pipeline=2: what stages keep stays on the device; "
-            "name it in remat_save, or leave it out and it is computed again",
-        ),
         ({"mesh": {"expert": 2}}, "mesh.expert=2 is not supported yet; the nearest value is 1"),
         ({"mesh": {"context": -1, "data": 1}}, "mesh.context=-1 is not supported yet; the nearest value is 1"),
         ({"mesh": {"tensor": 0}}, "mesh.tensor=0 leaves no device; use 1, or -1 for all that are left"),

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxtrain.models.parameters import normal, parameter, stack
 from jaxtrain.models.remat import KEEP_ALL, Remat
@@ -66,7 +67,7 @@ class Balanced:
         return {"x": self._noisy(batch["x"] @ params["embed"]["table"], batch["row"], key)}
 
     def layer(self, params: Any, carry: Any, context: Any, key: Any) -> Any:
-        hidden = jnp.tanh(carry["x"] @ params["up"] + context["bias"][:, None])
+        hidden = checkpoint_name(jnp.tanh(carry["x"] @ params["up"] + context["bias"][:, None]), "hidden")
         x = carry["x"] + self._noisy(params["scale"] * (hidden @ params["down"]), context["row"], key)
         return {"x": x}, {"balance": (hidden**2).mean(-1).sum()}
 

@@ -62,6 +62,7 @@ CUTS: dict[str, Cut] = {
     "one micro-batch, gpipe": Cut("gpipe", THREE, 1),
     "full remat, noise by row": Cut("1f1b", EVEN, 4, noise=0.5, remat=KEEP_INPUTS),
     "dots, two chunks": Cut("interleaved_1f1b", CHUNKS, 4, remat=Remat("dots")),
+    "by name in the host's memory": Cut("1f1b", EVEN, 4, remat=Remat("named", offload=("hidden",))),
     "frozen layers": Cut("1f1b", THREE, 4, frozen=("layers.up", "layers.scale")),
     "frozen embedding, tied": Cut("gpipe", EVEN, 4, tied=True, frozen=("embed.table",)),
     "only the head is trained": Cut("1f1b", EVEN, 4, frozen=("embed.*", "layers.*")),

@@ -151,12 +151,6 @@ def _pipeline(config: Config, stages: int) -> Iterator[Problem]:
             f"model.layers={model.layers} are too few for {over}: each of the {stages * chunks} parts needs a layer; "
             f"{' × '.join(keys)} may be at most {model.layers}",
         )
-    if stages > 1 and config.remat_offload:
-        yield Problem(
-            ("remat_offload", "mesh.pipeline"),
-            f"remat_offload={list(config.remat_offload)} isn't supported with mesh.pipeline={stages}: what stages keep "
-            f"stays on the device; name it in remat_save, or leave it out and it is computed again",
-        )
 
 
 def _evaluation(config: Config, sizes: Mapping[str, int]) -> Iterator[Problem]:
