@@ -206,7 +206,7 @@ class LanguageTask(WeightedCrossEntropy):
         """Two layers, narrow heads and a short row, with the ratio of heads to key heads kept."""
         config = self.config
         group = config.heads // config.resolved_kv_heads
-        heads = 4 * group
+        heads = max(4, 2 * group)
         small = config.model_copy(
             update={
                 "vocab": 512,

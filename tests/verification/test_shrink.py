@@ -49,7 +49,7 @@ def test_of_a_shipped_config_only_sizes_change_and_the_mesh_divides_them(name: s
     assert changed <= SIZES | {"precision", "sharding.allow_replicated"}
     assert one.precision == "float32"
     check_layout(one, small_mesh(config.mesh))
-    assert device_count(config) == {"llama3-70b": 4}.get(name, 2) * (2 if overrides else 1)
+    assert device_count(config) == {"llama3-70b": 4, "llama3-405b": 8}.get(name, 2) * (2 if overrides else 1)
 
 
 @pytest.mark.parametrize(
