@@ -6,6 +6,9 @@ FAST_COMPILATION = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emit
 JAX traces and XLA partitions the same programs; only the code of their loops is written otherwise.
 """
 
+AS_USERS_COMPILE = {"xla_cpu_use_fusion_emitters": True}
+"""Compiler options that take that back, where last bits matter: fusions written otherwise round otherwise."""
+
 
 def virtual_devices(count: int) -> str:
     """The flag that makes so many devices of the processor."""

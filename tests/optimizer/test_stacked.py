@@ -13,10 +13,9 @@ from jaxtrain.models.parameters import ParameterInfo, Role
 from jaxtrain.optimizer import make_optimizer
 from jaxtrain.optimizer.adafactor import is_factored
 from jaxtrain.optimizer.matrices import matrix_view
+from tests.flags import AS_USERS_COMPILE
 
 LAYERS, EXPERTS, STEPS = 3, 2, 4
-AS_USERS_COMPILE = {"xla_cpu_use_fusion_emitters": True}
-"""Muon amplifies last bits, which differ more between the two programs as other tests compile (tests/flags.py)."""
 OPTIMIZERS: dict[str, OptimizerConfig] = {
     "adamw": AdamWConfig(weight_decay=0.1),
     "sgd": SgdConfig(name="sgd", weight_decay=0.1),
@@ -76,6 +75,7 @@ ALONE = {name: info((), *entry) for name, entry in LAYER.items()} | {
 
 def directions(config: OptimizerConfig, infos: Any, params: Any, gradients: list[Any]) -> list[Any]:
     optimizer = make_optimizer(config, infos)
+    # Muon amplifies last bits.
     state, found, update = optimizer.init(params), [], jax.jit(optimizer.update, compiler_options=AS_USERS_COMPILE)
     for gradient in gradients:
         direction, state = update(gradient, state, params)
