@@ -68,8 +68,6 @@ def reasons(choice: Choice) -> list[list[str]]:
         found.append(["pipeline.chunks=2", "pipeline.schedule=gpipe"])
     if choice["micro-batches of"] == "3":
         found.append(["microbatch=3", "global_batch=8"])
-    if choice["remat"] == "offloaded" and "pipeline" in choice["mesh"]:
-        found.append(["remat_offload=['residual']", "mesh.pipeline=2"])
     return found
 
 
@@ -77,8 +75,6 @@ def covering_set(wrong: int) -> list[Choice]:
     """Rows with so many reasons to refuse them, in which all pairs of values meet that meet in any; found greedily."""
     draw = random.Random(0)
     drawn = [{option: draw.choice(list(values)) for option, values in OPTIONS.items()} for _ in range(20000)]
-    # Without stages what is offloaded has tests of its own.
-    drawn = [row for row in drawn if row["remat"] != "offloaded" or "pipeline" in row["mesh"]]
     candidates = [row for row in drawn if len(reasons(row)) == wrong]
     pairs = {id(row): set(itertools.combinations(row.items(), 2)) for row in candidates}
     left = set().union(*pairs.values())
@@ -95,7 +91,7 @@ def overrides(choice: Choice, options: Any = tuple(OPTIONS)) -> list[str]:
     return [override for option in options for override in OPTIONS[option][choice[option]]]
 
 
-REFUSED = {("schedule", "chunks of gpipe"), ("micro-batches of", "3"), ("remat", "offloaded")}
+REFUSED = {("schedule", "chunks of gpipe"), ("micro-batches of", "3")}
 RIGHT, WRONG = covering_set(0), covering_set(1)
 
 
