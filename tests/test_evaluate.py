@@ -67,7 +67,10 @@ def test_a_run_evaluates_named_sets_beside_its_held_out_rows(run: Path) -> None:
         assert line["eval_loss"] != line["eval_other_loss"]
 
 
-@pytest.mark.parametrize("mesh", [["mesh.data=8"], ["mesh.data=1", "mesh.fsdp=4", "mesh.tensor=2"]])
+PIPELINED = ["mesh.data=1", "mesh.fsdp=2", "mesh.pipeline=2", "mesh.tensor=2"]
+
+
+@pytest.mark.parametrize("mesh", [["mesh.data=8"], ["mesh.data=1", "mesh.fsdp=4", "mesh.tensor=2"], PIPELINED])
 def test_every_step_has_the_loss_that_the_run_wrote_and_the_run_is_left_alone(
     mesh: list[str], run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,7 +135,7 @@ def test_the_moving_average_has_the_loss_that_the_run_wrote(
     assert losses[0] != losses[1]
 
 
-@pytest.mark.parametrize("mesh", [[], ["mesh.data=8"], ["mesh.data=2", "mesh.fsdp=4"]])
+@pytest.mark.parametrize("mesh", [[], ["mesh.data=8"], ["mesh.data=2", "mesh.fsdp=2", "mesh.pipeline=2"]])
 @pytest.mark.parametrize(
     "batches", [["global_batch=6"], ["batch_ramp=[{steps: 1, global_batch: 2}]"], ["eval.batch=4"]]
 )

@@ -48,14 +48,17 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int 
     return shown.err
 
 
+@pytest.mark.parametrize(
+    "mesh", [["mesh.fsdp=4", "mesh.tensor=2"], ["mesh.pipeline=2", "mesh.fsdp=2", "mesh.tensor=2"]]
+)
 def test_prompts_are_continued_on_another_mesh_than_the_run_s_and_nothing_is_written(
-    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    mesh: list[str], run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("a longer prompt\nx\n")
     before = content(Path(run))
     asked = [run, "--prompt", "def ", "--prompts", str(file), *GREEDY]
-    found = generated([*asked, "mesh.data=1", "mesh.fsdp=4", "mesh.tensor=2"], capsys)
+    found = generated([*asked, "mesh.data=1", *mesh], capsys)
     assert [line["prompt"] for line in found] == ["def ", "a longer prompt", "x"]
     assert all(len(line["tokens"]) == 6 and not line["ended"] for line in found)
     assert content(Path(run)) == before

@@ -52,13 +52,14 @@ def program_of(folder: Path, data: Path, mesh: str) -> Program:
 
 OTHERS = ["one device", "data=8", "tensor=2", "data=2 fsdp=2 tensor=2", "pipeline=2"]
 OTHERS += ["data=2 fsdp=2 zero=2", "pipeline=2 data=2 tensor=2 zero=1"]
+FROM_TO = [*(("fsdp=8", mesh) for mesh in OTHERS), ("pipeline=2", "fsdp=8"), ("pipeline=2", "one device")]
 
 
-@pytest.mark.parametrize("mesh", OTHERS)
-def test_a_state_saved_on_fsdp_is_the_same_on_any_mesh(
-    mesh: str, straight: Straight, tmp_path: Path, tiny_data: Path
+@pytest.mark.parametrize(("origin", "mesh"), FROM_TO)
+def test_a_state_saved_on_one_mesh_is_the_same_on_any_other(
+    origin: str, mesh: str, straight: Straight, tmp_path: Path, tiny_data: Path
 ) -> None:
-    saved = straight("fsdp=8")
+    saved = straight(origin)
     on_disk = read_checkpoint(saved, 5)
     program = program_of(tmp_path, tiny_data, mesh)
     restored = checkpointer_in(stopped_copy(saved, tmp_path) / "checkpoints").restore_newest(program.state)
@@ -72,11 +73,11 @@ def test_a_state_saved_on_fsdp_is_the_same_on_any_mesh(
     assert jax.tree.map(lambda leaf: leaf.sharding, restored[0]) == wanted
 
 
-@pytest.mark.parametrize("mesh", OTHERS)
-def test_training_saved_on_fsdp_goes_on_with_the_same_losses_on_any_mesh(
-    mesh: str, straight: Straight, tmp_path: Path, tiny_data: Path
+@pytest.mark.parametrize(("origin", "mesh"), FROM_TO)
+def test_training_saved_on_one_mesh_goes_on_with_the_same_losses_on_any_other(
+    origin: str, mesh: str, straight: Straight, tmp_path: Path, tiny_data: Path
 ) -> None:
-    saved = straight("fsdp=8")
+    saved = straight(origin)
     stopped_copy(saved, tmp_path)
     devices, overrides = MESHES[mesh]
     config = tiny_config(tmp_path, tiny_data, *STRAIGHT, *overrides)

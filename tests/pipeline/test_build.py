@@ -32,10 +32,6 @@ def test_a_task_that_is_not_cut_into_layers_is_refused(tmp_path: Path) -> None:
         ),
         (["pipeline.chunks=2"], ["pipeline.chunks=2", "pipeline.schedule=1f1b", "interleaved_1f1b"]),
         (["model.embed=36", "model.head_dim=10", "mesh.fsdp=4"], ["model.embed=36", "mesh.fsdp=4 × mesh.pipeline=2"]),
-        (
-            ["remat=named", "remat_offload=[residual]"],
-            ["remat_offload=['residual']", "mesh.pipeline=2", "remat_save"],
-        ),
         (["microbatch=3"], ["microbatch=3", "8 examples", "1, 2, 4 or 8"]),
         (["eval.batch=3"], ["eval.batch=3", "mesh.pipeline=2"]),
     ],
