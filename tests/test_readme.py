@@ -61,3 +61,10 @@ def test_the_house_is_drawn_with_its_rooms() -> None:
 @pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)#]*)\)", README))))
 def test_links_lead_somewhere(link: str) -> None:
     assert (ROOT / link).exists()
+
+
+def test_the_tests_that_are_named_as_proof_exist() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", README)
+    assert len(named) >= 10
+    for file, name in named:
+        assert f"def {name}(" in (ROOT / file).read_text(), f"{file}::{name}"
