@@ -38,7 +38,7 @@ LAYOUTS = {
     "default": [],
     "fsdp4_tensor2": ["cpu_devices=8", "mesh.fsdp=4", "mesh.tensor=2"],
     "pipeline2_fsdp2_tensor2": [
-        "cpu_devices=8", "mesh.pipeline=2", "mesh.fsdp=2", "mesh.tensor=2", "microbatch=4", "fsdp.gather=step",
+        "cpu_devices=8", "mesh.pipeline=2", "mesh.fsdp=2", "mesh.tensor=2", "microbatch=1", "remat=dots",
     ],
 }  # fmt: skip
 WARM = 3
