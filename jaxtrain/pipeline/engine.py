@@ -51,7 +51,7 @@ def pipelined_gradient(pipeline: Pipeline, cast: Callable[[Params], Params], lay
     """The gradient of the whole batch, computed by stages; None for frozen parameters."""
     rows = layout.batch_axes if pipeline.gather_once else ()
     inside = layout.inside(PIPELINE, *rows)
-    weights = StageWeights(infos, layout, pipeline.stages)
+    weights = StageWeights(infos, layout, pipeline.stages, scattered=pipeline.gather_once)
 
     def gradient(params: Params, batch: Batch, denominators: Denominators, key: Key[Array, ""]) -> tuple[Params, Sums]:
         def on_stage(params: Params, batch: Batch, denominators: Denominators, key: Array) -> tuple[Params, Sums]:

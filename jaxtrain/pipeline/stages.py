@@ -7,7 +7,7 @@ checkpoints, optimizers and evaluation know nothing of stages.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -79,11 +79,15 @@ class StageWeights:
 
     Attributes:
         infos: the parameters' `ParameterInfo`; `infos["layers"]` are distributed, all others go to every stage.
+        scattered: whether gradients come from stages divided over `data` where ZeRO divides them. Only where they are
+            scattered by hand: left to the partitioner, it would move them inside of conditionals, where not all
+            devices are.
     """
 
     infos: Any
     layout: Layout
     stages: Stages
+    scattered: bool = False
 
     @cached_property
     def stored(self) -> Any:
@@ -103,10 +107,16 @@ class StageWeights:
     def returned(self) -> Any:
         """How the gradients of trained parameters lie on the stages: of what is no layer each stage has its own."""
 
-        def one(path: Any, spec: PartitionSpec) -> PartitionSpec:
-            return spec if _is_layer(path) else PartitionSpec(PIPELINE, *spec)
+        on_stages = replace(self.layout.inside(PIPELINE), zero=self._kept.zero)
 
-        return trainable(_map_specs(one, self.fetched), self.infos)
+        def one(path: Any, spec: PartitionSpec) -> PartitionSpec:
+            return PartitionSpec(PIPELINE, *(spec[1:] if _is_layer(path) else spec))
+
+        return trainable(_map_specs(one, self._specs(on_stages, gradients=True)), self.infos)
+
+    @property
+    def _kept(self) -> Layout:
+        return self.layout if self.scattered else replace(self.layout, zero=0)
 
     def fetch(self, params: Params) -> Params:
         """Parameters as the stages need them: their layers, [stages · places, …], and all others."""
@@ -114,12 +124,13 @@ class StageWeights:
 
     def give_back(self, gradients: Params) -> Params:
         """Gradients as parameters are stored; of what is no layer, [stages, …] are summed. Frozen parameters: None."""
-        stored = trainable(self.stored, self.infos)
-        return self._moved(self._give_back_one, gradients, self.returned, stored)
+        kept = trainable(self._specs(self._kept, gradients=True), self.infos)
+        return self._moved(self._give_back_one, gradients, self.returned, kept)
 
-    def _specs(self, layout: Layout) -> Any:
+    def _specs(self, layout: Layout, gradients: bool = False) -> Any:
         def one(info: ParameterInfo) -> PartitionSpec:
-            spec = layout.parameter(info.axes, info.shape, "parameter").spec
+            of = layout.gradient if gradients else layout.parameter
+            spec = of(info.axes, info.shape, "parameter").spec
             return PartitionSpec(*spec, *(None,) * (len(info.shape) - len(spec)))
 
         return jax.tree.map(one, self.infos)
@@ -160,12 +171,27 @@ class StageWeights:
             own = gradient[0]
             if split is None:
                 return jax.lax.psum(own, PIPELINE)
-            return jax.lax.psum_scatter(own, PIPELINE, scatter_dimension=split, tiled=True)
+            return self._in_order(jax.lax.psum_scatter(own, PIPELINE, scatter_dimension=split, tiled=True))
         if split is None:
             everywhere = jax.lax.all_gather(gradient, PIPELINE, axis=0, tiled=True)
         else:
             everywhere = jax.lax.all_to_all(gradient, PIPELINE, split_axis=split, concat_axis=0, tiled=True)
-        return everywhere[self.stages.places]
+        return everywhere[self.stages.places] if split is None else self._in_order(everywhere[self.stages.places])
+
+    def _in_order(self, gradient: Array) -> Array:
+        """A part of a gradient to the device that keeps it.
+
+        ZeRO divides further what stages store; but here the stages have divided what ZeRO had divided before.
+        """
+        replicas, stages = self.layout.size("data"), self.stages.count
+        if "data" not in self._kept.gradient_axes:
+            return gradient
+        # Devices in the order of `data`, then `pipeline`, which is that of the parts that they hold.
+        parts = np.arange(replicas * stages).reshape(replicas, stages)
+        kept = parts.reshape(stages, replicas).T  # [data, pipeline]: the part that the device keeps
+        to = {int(part): device for device, part in enumerate(kept.reshape(-1))}
+        moves = [(device, to[int(part)]) for device, part in enumerate(parts.reshape(-1))]
+        return jax.lax.ppermute(gradient, ("data", PIPELINE), moves)
 
 
 def _map_specs(function: Any, specs: Any) -> Any:

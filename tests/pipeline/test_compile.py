@@ -85,3 +85,13 @@ def test_weights_that_are_gathered_once_are_not_gathered_in_any_loop(mesh: list[
     }
     assert set(turns["step"]) == {1}
     assert max(turns["microbatch"]) > 1
+
+
+def test_with_zero_2_gradients_that_are_gathered_once_are_scattered_over_data_instead_of_reduced_whole() -> None:
+    def moved(kind: str, zero: int) -> int:
+        collectives = compiled(8, *ONCE, f"sharding.zero={zero}").collectives
+        return sum(each.nbytes for each in collectives if each.kind == kind and "data" in each.axes)
+
+    assert moved("all-reduce", 2) < 0.1 * moved("all-reduce", 1)
+    assert moved("reduce-scatter", 2) > 0.9 * moved("all-reduce", 1)
+    assert moved("reduce-scatter", 1) == 0

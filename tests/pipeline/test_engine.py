@@ -47,7 +47,7 @@ class Cut:
         return Balanced(layers, size, self.tied, self.noise, self.remat)
 
 
-EVEN, THREE, CHUNKS = ((2,), (2,)), ((2,), (3,), (2,)), ((2, 1), (3, 1))
+EVEN, THREE, CHUNKS, UNEVEN = ((2,), (2,)), ((2,), (3,), (2,)), ((2, 1), (3, 1)), ((2,), (1,))
 CUTS: dict[str, Cut] = {
     "gpipe, tied": Cut("gpipe", EVEN, 4, tied=True),
     "1f1b": Cut("1f1b", EVEN, 4),
@@ -72,6 +72,12 @@ CUTS: dict[str, Cut] = {
         "interleaved_1f1b", CHUNKS, 2, (("data", 2), ("fsdp", 2)), gather_once=True, remat=KEEP_INPUTS,
     ),
     "data and tensor": Cut("1f1b", EVEN, 4, (("data", 2), ("tensor", 2))),
+    "ZeRO 2, data and tensor, uneven, tied, frozen scales": Cut(
+        "1f1b", UNEVEN, 2, (("data", 2), ("tensor", 2)), zero=2, tied=True, frozen=("layers.scale",)
+    ),
+    "ZeRO 2, gathered once, noise by row": Cut(
+        "1f1b", EVEN, 2, (("data", 2), ("fsdp", 2)), gather_once=True, zero=2, noise=0.5
+    ),
     "ZeRO 2, fsdp and data": Cut("1f1b", EVEN, 2, (("data", 2), ("fsdp", 2)), zero=2),
 }  # fmt: skip
 
