@@ -22,7 +22,6 @@ from jaxtrain.data import ROW_IDS, RowOrder
 from jaxtrain.errors import CheckpointError, ConfigError, DataError, NonFiniteError, RunPaused, refusing_os_errors
 from jaxtrain.evaluation import Evaluations, Evaluator, refuse_unknown_metric
 from jaxtrain.norms import name_norms
-from jaxtrain.optimizer import weights
 from jaxtrain.origin import agree_on_origin, describe, find_origin, remarks
 from jaxtrain.placement import Placement
 from jaxtrain.profiler import ProfileWindow
@@ -178,6 +177,7 @@ class Compiled:
 
     train_step: dict[int, Callable[..., Any]]
     eval_step: Callable[..., Any]
+    averaged: Callable[..., Any]
     inputs: dict[int, Any]
 
 
@@ -191,14 +191,16 @@ def compile_program(
         with recorder.timed("compile", what="train_step", **({"rows": size} if len(sizes) > 1 else {})):
             train_step[size] = program.train_step.lower(program.state, program.batch_of(size), inputs).compile()
     recorder.chose(program.layout.choices)
-    eval_step = program.eval_step
+    eval_step, averaged = program.eval_step, program.averaged
     if program.config.eval.every:
         with recorder.timed("compile", what="eval_step"):
             eval_step = program.eval_step.lower(program.state["params"], program.eval_batch).compile()
+            if program.config.ema is not None and program.config.ema.evaluate:
+                averaged = program.averaged.lower(program.state["params"], program.state["ema"]).compile()
     with recorder.timed("compile", what="checksums"):
         checkpointer.prepare(program.state)
     distributed.barrier("compiled", timeout=3600)
-    return Compiled(train_step, eval_step, {size: program.inputs(total_steps, size) for size in sizes})
+    return Compiled(train_step, eval_step, averaged, {size: program.inputs(total_steps, size) for size in sizes})
 
 
 def restore_or_initialise(
@@ -401,10 +403,10 @@ class Training:
     def _evaluate_now(self) -> None:
         assert self._evaluate is not None
         with self._recorder.timed("eval", step=self.meta.step) as event:
-            values = self._evaluate(weights(self._state, "params"))
+            values = self._evaluate(self._state["params"])
             event["loss"] = values["loss"]
             if self.config.ema is not None and self.config.ema.evaluate:
-                averaged = self._evaluate(weights(self._state, "ema"))
+                averaged = self._evaluate(self._compiled.averaged(self._state["params"], self._state["ema"]))
                 values |= {f"ema_{name}": value for name, value in averaged.items()}
         self._recorder.evaluated(self.meta.step, values)
         finite = {f"eval_{name}": value for name, value in values.items() if math.isfinite(value)}

@@ -26,7 +26,7 @@ from jaxtrain.models.parameters import ParameterInfo, describe, named_leaves, pa
 from jaxtrain.models.remat import refuse_unknown_names
 from jaxtrain.models.task import Batch, Denominators, Params, Staged, Sums, Task
 from jaxtrain.norms import measure_norms
-from jaxtrain.optimizer import freeze, make_optimizer, schedule_inputs, state_axes, trainable
+from jaxtrain.optimizer import complete, freeze, make_optimizer, schedule_inputs, state_axes, trainable
 from jaxtrain.pipeline.build import describe_pipeline, make_pipeline, make_stages
 from jaxtrain.pipeline.engine import pipelined_gradient
 from jaxtrain.pipeline.stages import Stages
@@ -59,6 +59,7 @@ class Program:
         adopt: params -> the state of a new run that begins with them; donates them.
         train_step: (state, batch, inputs) -> (state, metrics); donates the state. Compiled for each batch size.
         eval_step: (params, batch) -> metrics to add.
+        averaged: a state's (params, ema) -> the average as parameters lie, with what is frozen.
     """
 
     config: Config
@@ -73,6 +74,7 @@ class Program:
     adopt: Jitted
     train_step: Jitted
     eval_step: Jitted
+    averaged: Jitted
 
     @property
     def mesh(self) -> Mesh:
@@ -185,6 +187,7 @@ def build(
         adopt=on(start, out_shardings=shardings, donate_argnums=0),
         train_step=on(train_step, out_shardings=(shardings, layout.replicated()), donate_argnums=0),
         eval_step=_on(inference, precision, make_eval_step(task, cast), out_shardings=layout.replicated()),
+        averaged=on(lambda params, ema: complete(ema, params), out_shardings=shardings["params"]),
     )
     if config.remat == "named":
         refuse_unknown_names(remat_of(config), on(train_step), state, batch, program.abstract_inputs())

@@ -4,7 +4,7 @@ from typing import Any
 
 from jaxtrain.checkpoint import Saved, restore_part
 from jaxtrain.errors import ConfigError
-from jaxtrain.optimizer import Weights, weights
+from jaxtrain.optimizer import Weights, like, weights
 from jaxtrain.program import Program
 
 
@@ -24,7 +24,8 @@ def restore_weights(saved: Saved, program: Program, which: Weights = "params") -
         return restore_part(saved, program.state["params"])
     if "ema" not in program.state or "ema" not in saved.parts:
         raise ConfigError(f"{saved.path} keeps no moving average of the weights (ema: null); take its params")
-    average = restore_part(saved, program.state["ema"], "ema")
+    # Where the program trains, ZeRO divides the average further than parameters.
+    average = restore_part(saved, like(program.state["params"], program.state["ema"]), "ema")
     if not program.config.optimizer.frozen:
         return average
     return weights({"params": restore_part(saved, program.state["params"]), "ema": average}, "ema")
