@@ -137,7 +137,7 @@ def _not_a_choice(value: object, choices: list[str]) -> str:
 def _choices(field: FieldInfo) -> list[str]:
     members = get_args(field.annotation)
     choices = [choice for member in members for choice in (get_args(member) or [member])]
-    return [choice if isinstance(choice, str) else show(choice) for choice in choices if isinstance(choice, str | bool)]
+    return [choice if isinstance(choice, str) else show(choice) for choice in choices if isinstance(choice, str | int)]
 
 
 def _held(path: str) -> list[str]:

@@ -116,6 +116,7 @@ def test_a_repeated_override_is_refused(write: Write) -> None:
         ("seed: {a: 3}", "seed: a section is not a whole number"),
         ("seed:", "seed: has no value; give a whole number"),
         ("seed: -1", "seed: must be at least 0, not -1"),
+        ("sharding: {zero: 3}", "sharding.zero: must be 0 or 1 or 2, not 3"),
         ("microbatch: 0", "microbatch: must be above 0, not 0 (or null)"),
         ("deterministic: on", 'deterministic: "on" is text, not true or false'),
         ("deterministic: 1", "deterministic: 1 is not true or false"),
