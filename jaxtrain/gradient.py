@@ -13,19 +13,18 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Key
 
-from jaxtrain.models.parameters import ParameterInfo, Role
+from jaxtrain.models.parameters import CAST_ROLES, ParameterInfo
 from jaxtrain.models.task import Batch, Denominators, Params, Sums, Task
 from jaxtrain.sharding import Layout, use_layout
 
 Gradient = Callable[[Params, Batch, Denominators, Key[Array, ""]], tuple[Params, Sums]]
 
-CAST_ROLES: frozenset[Role] = frozenset({"matrix", "bias"})
-"""Cast before the model sees them, shard by shard, so that what is gathered is already small. Embedding and head are
-cast in their own operations (which keep their gradient in float32); norms and routers compute in float32."""
-
 
 def cast_for_compute(params: Params, infos: Any, dtype: jnp.dtype, layout: Layout) -> Params:
-    """`params` with the leaves of `CAST_ROLES` in `dtype`, each still sharded as it is stored."""
+    """`params` with the leaves of `CAST_ROLES` in `dtype`, each still sharded as it is stored.
+
+    So what is gathered is already small.
+    """
     if dtype == jnp.float32:
         return params
 

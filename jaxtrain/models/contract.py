@@ -11,18 +11,19 @@ import jax
 import jax.numpy as jnp
 
 from jaxtrain.errors import ConfigError
-from jaxtrain.models.parameters import is_parameter, named_leaves, path_name, unbox
-from jaxtrain.models.task import ArraySpec, Flops, Task
+from jaxtrain.models.parameters import CAST_ROLES, ParameterInfo, describe, is_parameter, named_leaves, path_name
+from jaxtrain.models.task import ArraySpec, Flops, Staged, Task
 
 METHODS = tuple(name for name, member in vars(Task).items() if inspect.isfunction(member) and not name.startswith("_"))
 ROWS = 8
 
 
-def refuse_what_is_no_task(task: Any, what: str) -> None:
+def refuse_what_is_no_task(task: Any, what: str, dtype: Any = jnp.float32) -> None:
     """Raises where `task` lacks a method, or a method gives something else than the trainer works with.
 
     Args:
         what: the beginning of the message.
+        dtype: of the computation, which the task is given some of its parameters in.
 
     Raises:
         ConfigError: names the method, what it gave and what it must give.
@@ -34,8 +35,10 @@ def refuse_what_is_no_task(task: Any, what: str) -> None:
             f"jaxtrain/models/task.py says what a task must have"
         )
     key = jax.eval_shape(lambda: jax.random.key(0))
-    params = _parameters(task, key, what)
+    params = computed_with(_parameters(task, key, what), dtype)
     batch = _batch(task, what)
+    if isinstance(task, Staged):
+        _refuse_other_parts(task, params, batch, key, what)
     denominators = jax.eval_shape(task.denominators, batch)
     losses = jax.eval_shape(task.losses, params, batch, key)
     _refuse_other_sums(denominators, f"{what}: denominators(batch)")
@@ -72,7 +75,16 @@ def _parameters(task: Any, key: Any, what: str) -> Any:
             )
         if leaf.get_value().dtype != jnp.float32:
             raise ConfigError(f"{what}: init(key): {name} is {leaf.get_value().dtype}; parameters are float32")
-    return unbox(boxed)
+    return boxed
+
+
+def computed_with(boxed: Any, dtype: Any) -> Any:
+    """Abstract parameters as a model is given them: those of `CAST_ROLES` in the type of the computation."""
+
+    def one(info: ParameterInfo) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(info.shape, dtype if info.role in CAST_ROLES else jnp.float32)
+
+    return jax.tree.map(one, describe(boxed))
 
 
 def _batch(task: Any, what: str) -> dict[str, jax.ShapeDtypeStruct]:
@@ -93,6 +105,46 @@ def _batch(task: Any, what: str) -> dict[str, jax.ShapeDtypeStruct]:
         raise ConfigError(f"{where}: has an array named row, which the trainer adds itself; rename it")
     batch = {name: jax.ShapeDtypeStruct(spec.shape, spec.dtype) for name, spec in example.items()}
     return {**batch, "row": jax.ShapeDtypeStruct((ROWS,), jnp.int32)}
+
+
+def _refuse_other_parts(task: Staged, params: Any, batch: Any, key: Any, what: str) -> None:
+    """Raises where embed, layers and head of a staged task don't fit together, or aren't of rows."""
+    layers = params.get("layers") if isinstance(params.get("layers"), Mapping) else None
+    if layers is None:
+        raise ConfigError(f"{what}: init(key) has no layers, which a Staged task keeps in a dictionary of that name")
+    for name, leaf in named_leaves(layers).items():
+        if leaf.shape[:1] != (task.layer_count,):
+            raise ConfigError(
+                f"{what}: layer_count is {task.layer_count}, but layers.{name} has shape {leaf.shape}; "
+                f"layers are stacked along the first dimension"
+            )
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), layers)
+    carry = jax.eval_shape(task.embed, params, batch, key)
+    for name, leaf in _named(carry).items():
+        if leaf.shape[:1] != (ROWS,):
+            raise ConfigError(f"{what}: embed(params, batch, key): {name} is {_described(leaf)}; rows come first")
+    context = jax.eval_shape(task.context, batch)
+    after, auxiliary = jax.eval_shape(task.layer, one, carry, context, key)
+    if _types(after) != _types(carry):
+        raise ConfigError(
+            f"{what}: layer(params, carry, context, key) makes of {_typed(carry)} {_typed(after)}; "
+            f"a layer's carry is of one structure and type before and after it"
+        )
+    sums = jax.eval_shape(task.head, params, carry, batch)
+    if twice := sorted(set(sums) & set(auxiliary)):
+        raise ConfigError(f"{what}: head and layer both give {_and(twice)}; name the terms of the loss apart")
+
+
+def _types(carry: Any) -> Any:
+    return jax.tree.structure(carry), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(carry)]
+
+
+def _typed(carry: Any) -> str:
+    return _and([f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in _named(carry).items()])
+
+
+def _named(carry: Any) -> dict[str, Any]:
+    return {path_name(path) or "the carry": leaf for path, leaf in jax.tree_util.tree_leaves_with_path(carry)}
 
 
 def _refuse_other_sums(sums: Any, where: str) -> None:

@@ -43,5 +43,5 @@ def _own_task(model: OwnModelConfig, offered: dict[str, Any], config: Config) ->
     task = call_target("model", model.target, model.own_keys, offered, config.origins)
     if config.remat != "none" and not takes(model.target, "remat"):
         raise ConfigError(f"remat={config.remat}, but {model.target} takes no remat; set remat=none")
-    refuse_what_is_no_task(task, what)
+    refuse_what_is_no_task(task, what, offered["compute_dtype"])
     return task

@@ -16,6 +16,10 @@ from jaxtyping import Array, Key
 Role = Literal["matrix", "embedding", "head", "norm", "bias", "router", "table"]
 """What a parameter is to the optimizer: it decides decay, learning-rate factor, sparse path, freezing, compute cast."""
 
+CAST_ROLES: frozenset[Role] = frozenset({"matrix", "bias"})
+"""Given to the model in the type of the computation. Embedding and head are cast in their own operations (which keep
+their gradient in float32); norms and routers compute in float32."""
+
 Initializer = Callable[[Key[Array, ""], tuple[int, ...]], Array]
 
 

@@ -1,7 +1,9 @@
 """From a config to a pipeline: which stage gets which layers, and in which order it works."""
 
+import jax.numpy as jnp
+
 from jaxtrain.config import Config
-from jaxtrain.errors import ConfigError
+from jaxtrain.models.staged_contract import refuse_what_has_no_stages
 from jaxtrain.models.task import Staged, Task
 from jaxtrain.pipeline.buffers import plan_buffers
 from jaxtrain.pipeline.costs import costs_of
@@ -16,13 +18,11 @@ def make_stages(config: Config, task: Task, stages: int) -> Stages:
     """The layers of each of so many stages; embedding and head count as load of the first and last one.
 
     Raises:
-        ConfigError: the task isn't cut into layers, or has fewer than there are virtual stages.
+        ConfigError: the task isn't cut into layers, has fewer than there are virtual stages, or isn't what its parts
+            are together.
     """
-    if not isinstance(task, Staged):
-        raise ConfigError(
-            f"mesh.pipeline={stages}, but a {type(task).__name__} isn't cut into layers; "
-            f"jaxtrain/models/task.py says what a Staged task has, or set mesh.pipeline=1"
-        )
+    refuse_what_has_no_stages(task, stages, jnp.dtype(config.precision))
+    assert isinstance(task, Staged), "refused above"
     costs, chunks = costs_of(task), config.pipeline.chunks
     # Where layers multiply no matrices there is nothing to weigh them by.
     layer = costs.layer or 1.0

@@ -215,7 +215,7 @@ class StageWork:
             def run(cotangent: Carry, gradients: Params) -> tuple[Carry, Params]:
                 weights, lookups = _take(self._layers, place), self._lookups(context, place)
                 stored = [_take(_take(each, now.backward_stash_slot), slot) for each in stash]
-                sums = {name: self._cotangents[name] for name in self._auxiliary}
+                sums = {name: self._cotangents[name].astype(dtype) for name, dtype in self._auxiliary.items()}
                 of_weights, cotangent = self._layer.backward(weights, lookups, stored, (cotangent, sums))
                 return cotangent, _add_at(gradients, place, trainable(of_weights, self._infos["layers"]))
 
@@ -269,7 +269,7 @@ class StageWork:
         head = jax.eval_shape(lambda carry: self._task.head(self._ends, carry, batch), carry)
         if twice := head.keys() & auxiliary.keys():
             raise ValueError(f"the loss terms {sorted(twice)} come from the head and from the layers: name them apart")
-        self._auxiliary = tuple(auxiliary)
+        self._auxiliary = {name: each.dtype for name, each in auxiliary.items()}
         plan, places = self._plan, self._stages.slots
         return _Memory(
             up=_zeros(carry),
