@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
-from jaxtrain.config import Config, check_layout, resolve_mesh
+from jaxtrain.config import Config, PipelineConfig, check_layout, resolve_mesh
 from jaxtrain.gradient import (
     Gradient,
     accumulated_gradient,
@@ -169,6 +169,7 @@ def build(
     if measure is None and config.telemetry.norms_every:
         measure = functools.partial(measure_norms, infos)
     stages = make_stages(config, task, axis_sizes[PIPELINE]) if axis_sizes[PIPELINE] > 1 else None
+    layout.choices.update(_without_effect(config, layout))
     gradient = _gradient(config, task, cast, layout, infos, stages)
     train_step = make_train_step(task, gradient, optimizer, config.optimizer.clip, measure)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
@@ -221,7 +222,8 @@ def _gradient(
         if stages is not None:
             assert isinstance(task, Staged), "seen when the stages were made"
             pipeline = make_pipeline(config, task, stages, passes)
-            layout.choices["pipeline"] = describe_pipeline(config, pipeline)
+            rows = f" of {batch['row'].shape[0]} rows" if config.batch_ramp else ""
+            layout.choices[f"pipeline{rows}"] = describe_pipeline(config, pipeline)
             whole = pipelined_gradient(pipeline, cast, layout, infos)
         elif passes == 1:
             whole = plain_gradient(task, cast)
@@ -229,12 +231,27 @@ def _gradient(
             whole = gathered_gradient(task, cast, layout, infos, passes)
         else:
             whole = accumulated_gradient(task, cast, layout, passes)
-        if passes > 1 and layout.weight_axes:
+        if passes > 1 and layout.inside(PIPELINE).weight_axes:
             layout.choices["weights"] = f"gathered {'once a step' if gathered_once else 'for each micro-batch'}"
         gradients, sums = whole(params, batch, denominators, key)
         return _as_kept(trainable(gradients, infos), infos, layout), sums
 
     return gradient
+
+
+def _without_effect(config: Config, layout: Layout) -> dict[str, str]:
+    """The keys that say how to divide what this mesh or batch doesn't divide, with the reason."""
+    found, pipeline = {}, config.pipeline
+    if config.sharding.zero and not layout.split_axes("data"):
+        found["sharding.zero"] = f"{config.sharding.zero} divides nothing, since mesh.data is 1"
+    if not layout.split_axes(PIPELINE) and pipeline != PipelineConfig():
+        found["pipeline"] = f"none, whatever pipeline.schedule={pipeline.schedule} says, since mesh.pipeline is 1"
+    if config.fsdp.gather == "step":
+        if not layout.batch_axes:
+            found["fsdp.gather"] = "step changes nothing, since no axis divides the batch"
+        elif all(_passes(config, layout, size) == 1 for size in config.batches.sizes):
+            found["fsdp.gather"] = "step changes nothing, since a step is one micro-batch; set microbatch"
+    return found
 
 
 def _passes(config: Config, layout: Layout, rows: int) -> int:

@@ -11,11 +11,12 @@ from jaxtrain.config import Config, flat, from_saved
 from jaxtrain.errors import ConfigError
 from jaxtrain.run_directory import RunDirectory
 
-_OF_THE_MACHINE = ("mesh", "sharding", "distributed", "microbatch", "compile_cache", "cpu_devices")
+_OF_THE_MACHINE = ("mesh", "sharding", "fsdp", "pipeline", "distributed", "microbatch", "compile_cache", "cpu_devices")
 """What a run's config says about where it ran; a reader elsewhere begins with the defaults."""
 _OF_TRAINING = (
     *("run_dir", "steps", "max_hours", "init_from", "seed", "batch_ramp", "microbatch", "log_every", "resume"),
     *("remat", "remat_save", "remat_offload", "non_finite", "optimizer", "checkpoint", "telemetry", "profile"),
+    *("fsdp", "pipeline", "sharding.zero"),
 )
 """What changes nothing for a reader, whatever it is set to."""
 
@@ -98,7 +99,7 @@ def config_of(saved: Saved, overrides: Sequence[str] = ()) -> Config:
     config = from_saved(values, str(saved.path), overrides)
     for override in overrides:
         key = override.partition("=")[0].strip()
-        if key.partition(".")[0] in _OF_TRAINING:
+        if {key, key.partition(".")[0]} & set(_OF_TRAINING):
             raise ConfigError(
                 f"override {override}: {key} counts while a run trains and changes nothing here; leave it out"
             )

@@ -164,6 +164,8 @@ REFUSED = {
     "an unknown option": (["--prompt", "x", "--temprature", "1"], ["--temprature", "--help"]),
     "a key that does nothing here": (["--prompt", "x", "seed=3"], ["override seed=3", "changes nothing here"]),
     "a section that does nothing here": (["--prompt", "x", "optimizer.b1=0"], ["optimizer.b1", "leave it out"]),
+    "a schedule, where nothing is pipelined": (["--prompt", "x", "pipeline.schedule=gpipe"], ["pipeline.schedule"]),
+    "ZeRO, where no optimizer is": (["--prompt", "x", "sharding.zero=1"], ["sharding.zero", "changes nothing here"]),
     "an unknown key": (["--prompt", "x", "mesh.tensr=2"], ["mesh.tensr", "mesh.tensor"]),
     "a mesh that does not fit": (["--prompt", "x", "mesh.tensor=3"], ["mesh.tensor=3"]),
     "a missing file": (["--prompts", "nowhere.txt"], ["nowhere.txt"]),

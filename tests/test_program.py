@@ -118,6 +118,40 @@ def test_micro_batches_are_one_loop_more_and_null_is_none(tmp_path: Path) -> Non
     assert loops[0] == loops[1] < loops[2]
 
 
+TOLD: dict[str, tuple[int, list[str], dict[str, str]]] = {
+    "what one device can't divide": (
+        1, ["sharding.zero=2", "pipeline={schedule: interleaved_1f1b, chunks: 2}", "fsdp.gather=step", "microbatch=2"],
+        {"sharding.zero": "mesh.data is 1", "pipeline": "mesh.pipeline is 1", "fsdp.gather": "no axis divides"},
+    ),
+    "a step of one micro-batch": (
+        8, ["mesh.data=2", "mesh.fsdp=4", "sharding.zero=1", "fsdp.gather=step"],
+        {"fsdp.gather": "one micro-batch; set microbatch"},
+    ),
+    "what all do": (8, ["mesh.data=2", "mesh.fsdp=4", "global_batch=16", "microbatch=1", "sharding.zero=1"], {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TOLD)
+def test_a_key_that_has_nothing_to_divide_is_told(case: str, tmp_path: Path) -> None:
+    devices, overrides, words = TOLD[case]
+    choices = built(tmp_path, devices, overrides).layout.choices
+    assert choices.keys() == words.keys()
+    assert all(words[key] in told for key, told in choices.items())
+
+
+@pytest.mark.parametrize(("mesh", "weights"), [("mesh.pipeline=2", None), ("mesh.fsdp=2", "gathered for each")])
+def test_weights_that_no_micro_batch_gathers_are_not_said_to_be(mesh: str, weights: str | None, tmp_path: Path) -> None:
+    program = built(tmp_path, 2, [mesh, "microbatch=1", "batch_ramp=[{steps: 1, global_batch: 4}]"])
+    for rows in (4, 8):
+        jax.eval_shape(program.train_step, program.state, program.batch_of(rows), program.abstract_inputs())
+    choices = program.layout.choices
+    assert weights in choices.get("weights", "") if weights else "weights" not in choices
+    if "pipeline" in mesh:
+        assert [choices[f"pipeline of {rows} rows"].split(" over")[0] for rows in (4, 8)] == [
+            "1f1b of 4 micro-batches", "1f1b of 8 micro-batches",
+        ]  # fmt: skip
+
+
 def test_the_inputs_of_the_step_are_what_its_description_says(tmp_path: Path) -> None:
     program = built(tmp_path, 8, ["mesh.data=8", "optimizer.learning_rate=2e-3", "optimizer.schedule.warmup=3"])
     inputs, described = program.inputs(50), program.abstract_inputs()
