@@ -16,8 +16,9 @@ from jaxtrain.pipeline.simulation import Timeline, microbatches_in_flight, simul
 from jaxtrain.pipeline.split import split_layers
 
 FORMATS = (".png", ".svg")
-MOST_WORKS = 1_000_000
-"""Forwards that are still simulated in seconds."""
+MOST_TURNS = 500_000
+"""Turns of all stages, idle ones too, that are still simulated in seconds."""
+MOST_LAYERS = 1_000_000
 MOST_TIME = 1e100
 
 
@@ -51,9 +52,13 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error("--first and --last weigh against layers; give --layers too")
     if parsed.forward + parsed.backward == 0:
         parser.error("--forward 0 and --backward 0 leave no time to show")
-    works = parsed.stages * parsed.chunks * parsed.microbatches
-    if works > MOST_WORKS:
-        parser.error(f"stages × chunks × micro-batches = {works:,} are too many to simulate; {MOST_WORKS:,} are not")
+    turns = parsed.stages * parsed.chunks * (parsed.microbatches + parsed.stages)
+    if turns > MOST_TURNS:
+        parser.error(
+            f"stages × chunks × (micro-batches + stages) = {turns:,} are too many to simulate; {MOST_TURNS:,} are not"
+        )
+    if (parsed.layers or 0) > MOST_LAYERS:
+        parser.error(f"--layers {parsed.layers:,} are too many to split; {MOST_LAYERS:,} are not")
     if parsed.output is not None and parsed.output.suffix not in FORMATS:
         parser.error(f"--output {parsed.output} must end in {' or '.join(FORMATS)}")
     return parsed

@@ -73,7 +73,9 @@ REFUSED = {
     "a head without layers": ({"--last": "2"}, ["--last", "--layers"]),
     "another kind of picture": ({"--output": "schedule.pdf"}, ["schedule.pdf", ".svg"]),
     "a picture nowhere": ({"--output": "/nowhere/schedule.png"}, ["--output /nowhere/schedule.png"]),
-    "more than can be simulated": ({"--microbatches": "1000000"}, ["4,000,000"]),
+    "more than can be simulated": ({"--microbatches": "1000000"}, ["4,000,016"]),
+    "more stages than can be simulated": ({"--microbatches": "1", "--stages": "1000000"}, ["1,000,001,000,000"]),
+    "more layers than can be split": ({"--layers": "1000000000"}, ["--layers 1,000,000,000"]),
 }
 
 

@@ -47,6 +47,17 @@ def refuse_what_has_no_stages(task: Task, stages: int, dtype: Any = jnp.float32)
                 f"{name}'s embed(params, batch, key) gives {path_name(path)} as {leaf.dtype}; what travels between "
                 f"stages has a gradient, so look up other arrays in context(batch), or set mesh.pipeline=1"
             )
+    ends = {name: part for name, part in params.items() if name != "layers"}
+    for part, function, arguments in (("embed", task.embed, (batch, key)), ("head", task.head, (carry, batch))):
+        try:
+            jax.eval_shape(function, ends, *arguments)
+        except KeyError as error:
+            if error.args != ("layers",):
+                raise
+            raise ConfigError(
+                f"{name}'s {part} reads params['layers'], of which a stage has only its own; let layer give what "
+                f"{part} needs, or set mesh.pipeline=1"
+            ) from None
     if not _equal(task.losses, lambda *arguments: staged_losses(task, *arguments), params, batch, key):
         raise ConfigError(
             f"{name}'s losses(params, batch, key) is computed otherwise than its embed, layers and head together, "

@@ -200,7 +200,7 @@ def _map_specs(function: Any, specs: Any) -> Any:
 
 def _at(tree: Any, path: Sequence[Any]) -> Any:
     for entry in path:
-        tree = tree[entry.key]
+        tree = tree[entry.idx if isinstance(entry, jax.tree_util.SequenceKey) else entry.key]
     return tree
 
 

@@ -5,15 +5,19 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxtrain.errors import ConfigError
 from jaxtrain.models.contract import refuse_what_is_no_task
+from jaxtrain.models.parameters import ParameterInfo
 from jaxtrain.models.staged_contract import refuse_what_has_no_stages
 from jaxtrain.models.task import staged_losses
+from jaxtrain.pipeline.stages import Stages, StageWeights
 from tests.pipeline.staged import Balanced
+from tests.runs import make_layout
 
 BFLOAT16 = jnp.dtype("bfloat16")
 
@@ -96,6 +100,24 @@ def test_what_has_no_gradient_does_not_travel_between_stages(dtype: str) -> None
     task = Changed(2, name="embed", change=lambda carry: carry | {"mask": jnp.zeros(carry["x"].shape[0], dtype)})
     refused = refusal(lambda: refuse_what_has_no_stages(task, 2))
     assert f"mesh.pipeline=2, but a Changed's embed(params, batch, key) gives mask as {dtype};" in refused
+
+
+def test_ends_that_read_the_layers_are_refused() -> None:
+    class Reading(Balanced):
+        def head(self, params: Any, carry: Any, batch: Any) -> Any:
+            return super().head(params, {"x": carry["x"] * params["layers"]["scale"][0]}, batch)
+
+    assert "a Reading's head reads params['layers']" in refusal(lambda: refuse_what_has_no_stages(Reading(2), 2))
+
+
+def test_parameters_in_lists_travel_to_stages_too() -> None:
+    infos = {
+        "layers": [ParameterInfo((2, 4), ("layers", "embed"), "norm")],
+        "head": (ParameterInfo((4,), (None,), "norm"),),
+    }
+    layout, params = make_layout(pipeline=2), {"layers": [np.ones((2, 4))], "head": (np.ones(4),)}
+    fetched = StageWeights(infos, layout, Stages(((1,), (1,)))).fetch(params)
+    jax.tree.map(np.testing.assert_array_equal, fetched, params)
 
 
 OTHERWISE: dict[str, Any] = {

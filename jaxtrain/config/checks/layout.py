@@ -32,9 +32,11 @@ def resolve_mesh(mesh: MeshConfig, devices: int, origins: Mapping[str, str] | No
         raise_problems([Problem(tuple(named) or ("mesh",), message)], places)
     if open_axes and devices % fixed:
         fitting = listed(divisor for divisor in range(1, devices + 1) if devices % divisor == 0)
+        together = f"{product} = {fixed}" if " × " in product else product
+        more = f"; without GPUs, cpu_devices={fixed} makes as many of the processor" if devices == 1 else ""
         message = (
-            f"{product} = {fixed} doesn't divide {devices} devices, so mesh.{open_axes[0]}=-1 has no whole size; "
-            f"the axes other than that one may multiply to {fitting}"
+            f"{together} doesn't divide {_count(devices)}, so mesh.{open_axes[0]}=-1 has no whole size; "
+            f"the axes other than that one may multiply to {fitting}{more}"
         )
         raise_problems([Problem(tuple(named), message)], places)
     return {axis: devices // fixed if size == -1 else size for axis, size in sizes.items()}
