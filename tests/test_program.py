@@ -34,6 +34,7 @@ REFUSED = {
     "a vocabulary of 255 over tensor=4": (
         4, ["mesh.tensor=4", "model.kv_heads=4", "model.vocab=255"], ["model.vocab=255", "mesh.tensor=4"],
     ),
+    "two stages on one device": (1, ["mesh.pipeline=2"], ["mesh.pipeline=2 doesn't divide 1 device", "cpu_devices=2"]),
     "a micro-batch of 3 in 8 rows": (1, ["microbatch=3"], ["microbatch=3", "global_batch=8"]),
     "mostly replicated parameters": (
         2, ["mesh.fsdp=2", "model.embed=8", "model.head_dim=2", "model.mlp=2", "model.vocab=2", "model.layers=9"],

@@ -455,12 +455,6 @@ def test_the_open_axis_takes_the_devices_that_are_left() -> None:
             "mesh.tensor=3 doesn't divide 8 devices, so mesh.data=-1 has no whole size; "
             "the axes other than that one may multiply to 1, 2, 4 or 8",
         ),
-        (
-            {"pipeline": 2},
-            1,
-            "mesh.pipeline=2 doesn't divide 1 device, so mesh.data=-1 has no whole size; the axes other than that one "
-            "may multiply to 1; without GPUs, cpu_devices=2 makes as many of the processor",
-        ),
         ({"fsdp": -1}, 8, "mesh.data=-1 and mesh.fsdp=-1: only one axis may be -1"),
     ],
 )
