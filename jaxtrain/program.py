@@ -244,6 +244,10 @@ def _without_effect(config: Config, layout: Layout) -> dict[str, str]:
     found, pipeline = {}, config.pipeline
     if config.sharding.zero and not layout.split_axes("data"):
         found["sharding.zero"] = f"{config.sharding.zero} divides nothing, since mesh.data is 1"
+    elif config.sharding.zero == 2 and layout.split_axes(PIPELINE) and config.fsdp.gather == "microbatch":
+        found["sharding.zero"] = (
+            "1 in effect: stages sum gradients over mesh.data for each micro-batch; fsdp.gather=step divides them"
+        )
     if not layout.split_axes(PIPELINE) and pipeline != PipelineConfig():
         found["pipeline"] = f"none, whatever pipeline.schedule={pipeline.schedule} says, since mesh.pipeline is 1"
     if config.fsdp.gather == "step":

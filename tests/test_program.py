@@ -128,6 +128,9 @@ TOLD: dict[str, tuple[int, list[str], dict[str, str]]] = {
         8, ["mesh.data=2", "mesh.fsdp=4", "sharding.zero=1", "fsdp.gather=step"],
         {"fsdp.gather": "one micro-batch; set microbatch"},
     ),
+    "gradients that stages sum at once": (
+        4, ["mesh.pipeline=2", "mesh.data=2", "sharding.zero=2", "microbatch=1"], {"sharding.zero": "fsdp.gather=step"},
+    ),
     "what all do": (8, ["mesh.data=2", "mesh.fsdp=4", "global_batch=16", "microbatch=1", "sharding.zero=1"], {}),
 }  # fmt: skip
 
