@@ -70,6 +70,6 @@ def _equal(one: Any, other: Any, *arguments: Any) -> bool:
     """Whether two functions are the same operations on arguments like these."""
     traced = [jax.make_jaxpr(function)(*arguments) for function in (one, other)]
     texts = [_ADDRESS.sub("", str(each.jaxpr)) for each in traced]
-    names = [jax.tree.structure(jax.eval_shape(function, *arguments)) for function in (one, other)]
+    names = [list(jax.eval_shape(function, *arguments)) for function in (one, other)]
     constants = [[np.asarray(array).tobytes() for array in each.consts] for each in traced]
     return texts[0] == texts[1] and names[0] == names[1] and constants[0] == constants[1]

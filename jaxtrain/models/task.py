@@ -30,7 +30,7 @@ Cache = Any
 """What a model remembers of the tokens that it has read: arrays whose size doesn't grow while it decodes."""
 
 Carry = Any
-"""What flows from layer to layer, and between pipeline stages: arrays of [rows, …]."""
+"""What flows from layer to layer, and between pipeline stages: arrays of [rows, …], there of floating-point numbers."""
 
 
 class ArraySpec(NamedTuple):
@@ -134,8 +134,8 @@ class Staged(Task, Protocol):
     """A task cut into embed, equal layers and head: what a pipeline needs.
 
     `params` is {"embed": …, "layers": stacked along a first dimension `layers`, "head": …}. Only the carry travels
-    between stages; the context is derived from the batch on every stage. `losses` is head ∘ scan(layer) ∘ embed, as
-    `staged_losses` has it; a pipeline calls the same three parts.
+    between stages; the context is derived from the batch on every stage. `losses` returns `staged_losses(self, …)`:
+    head ∘ scan(layer) ∘ embed. A pipeline calls the same three parts, and refuses a task whose `losses` do otherwise.
     """
 
     @property
