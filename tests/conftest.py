@@ -1,6 +1,7 @@
 """The world that every test runs in: eight virtual CPU devices and one compile cache, for child processes too."""
 
 import functools
+import gc
 import os
 import re
 import signal
@@ -60,6 +61,28 @@ def _programs() -> Iterator[None]:
 
     with programs_built_once():
         yield
+
+
+MOST_MEMORY_MAPS = 20_000
+"""A third of what Linux gives a process. Each kernel of a program takes some; where none is left, LLVM crashes."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _room_for_programs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After a file of tests: forgets all compiled programs, and what the file keeps, before they are too many."""
+    yield
+    if len(Path("/proc/self/maps").read_text().splitlines()) < MOST_MEMORY_MAPS:
+        return
+    import jax
+
+    from tests.programs import forget
+
+    for kept in vars(request.module).values():
+        if hasattr(kept, "cache_clear"):
+            kept.cache_clear()
+    forget()
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture

@@ -41,6 +41,11 @@ def built_once(config: Config, devices: Sequence[jax.Device]) -> Program:
     return dataclasses.replace(program, config=config)
 
 
+def forget() -> None:
+    """Lets go of all programs."""
+    _built.cache_clear()
+
+
 @contextmanager
 def programs_built_once() -> Iterator[None]:
     """Inside, the verbs build programs so."""
