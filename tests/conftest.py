@@ -43,7 +43,18 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 
 LONGEST = tuple(
     f"test_{name}.py"
-    for name in ("two_processes", "families", "kill", "layouts", "clock", "digits", "resume", "gpu_programs")
+    for name in (
+        "two_processes",
+        "families",
+        "kill",
+        "layouts",
+        "clock",
+        "digits",
+        "resume",
+        "gpu_programs",
+        "products",
+        "verify",
+    )
 )
 """The files that take longest, which begin first, so that neither worker is left with one of them at the end."""
 
