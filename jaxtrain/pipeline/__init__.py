@@ -1,1 +1,1 @@
-"""Layers spread over stages: schedules as tables, what they need and how long they take. Never imports jax."""
+"""Layers spread over stages: schedules as tables, what they need, how long they take, and what runs them."""

@@ -1,8 +1,8 @@
 """One engine for any schedule: the gradient of a staged task whose layers are spread over the mesh axis `pipeline`.
 
 A `shard_map` over `pipeline` runs one scan over the schedule's ticks, the same program on every stage. In a tick a
-stage does at most one forward and then one backward, each in a conditional, and then hands a carry up and a gradient
-down. What a forward leaves for its backward waits in a stash, layer by layer: the residuals of `jax.vjp`, so that
+stage does at most one forward and then one backward, each under a condition, and hands a carry up and a gradient down.
+What a forward leaves for its backward waits in a stash, layer by layer: the residuals of `jax.vjp`, so that
 rematerialisation means what it means without a pipeline, but neither weights nor what the batch tells again.
 """
 
