@@ -15,6 +15,15 @@ EXIT_BAD_CHECKPOINT = 4
 EXIT_BAD_DATA = 5
 EXIT_MISSING_WORKER = 6
 EXIT_UNEQUAL = 7
+EXIT_LOST_PROCESS = 8
+EXIT_STUCK = 9
+EXIT_STUCK_DEVICE = 10
+EXIT_STUCK_DATA = 11
+EXIT_STUCK_CHECKPOINT = 12
+EXIT_DIVERGED = 13
+EXIT_BAD_HOST = 14
+EXIT_REPEATED_CRASH = 15
+EXIT_TOO_MANY_RESTARTS = 16
 EXIT_REQUEUE = 75
 """`EX_TEMPFAIL` of sysexits.h: nothing is wrong and the same command goes on; a scheduler can be told to requeue."""
 EXIT_INTERRUPTED = 130
@@ -60,6 +69,24 @@ class MissingWorkerError(JaxtrainError):
     """Not all processes came together in time."""
 
     exit_code = EXIT_MISSING_WORKER
+
+
+class LostProcessError(JaxtrainError):
+    """Another process of the run died or went silent."""
+
+    exit_code = EXIT_LOST_PROCESS
+
+
+class DivergedError(JaxtrainError):
+    """The numbers are finite, and the run has lost its way."""
+
+    exit_code = EXIT_DIVERGED
+
+
+class BadHostError(JaxtrainError):
+    """A host computes wrong numbers or is too slow; the run is saved, and should go on without it."""
+
+    exit_code = EXIT_BAD_HOST
 
 
 class Shown(SystemExit):

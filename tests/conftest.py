@@ -48,7 +48,7 @@ LONGEST = tuple(
         "families",
         "kill",
         "layouts",
-        "clock",
+        "agreement",
         "digits",
         "resume",
         "gpu_programs",

@@ -108,10 +108,10 @@ def set_clock_ahead(process: int, step: int) -> None:
     """Lets a year pass on one process at a step."""
     import jax
 
-    from jaxtrain import clock
+    from jaxtrain import agreement
     from jaxtrain.recorder import Recorder
 
-    record, now, reached = Recorder.step, clock.now, []
+    record, now, reached = Recorder.step, agreement.now, []
 
     def watching(recorder: Recorder, metrics: dict[str, Any]) -> None:
         if metrics["step"] == step and jax.process_index() == process:
@@ -119,7 +119,7 @@ def set_clock_ahead(process: int, step: int) -> None:
         record(recorder, metrics)
 
     setattr(Recorder, "step", watching)  # noqa: B010
-    setattr(clock, "now", lambda: now() + 365 * 86400 * len(reached))  # noqa: B010
+    setattr(agreement, "now", lambda: now() + 365 * 86400 * len(reached))  # noqa: B010
 
 
 def inject(fault: str) -> None:

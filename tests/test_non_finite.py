@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxtrain import loop
+from jaxtrain import training
 from jaxtrain.data import ROW_IDS, RowTable, host_batches
 from jaxtrain.errors import DataError, NonFiniteError
 from jaxtrain.placement import Placement
@@ -190,7 +190,7 @@ def _all_rows(run_dir: Path, process: int) -> list[list[int]]:
 
 
 def test_skipping_without_end_stops_the_run(tmp_path: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "MOST_SKIPPED_IN_A_ROW", 4)
+    monkeypatch.setattr(training, "MOST_SKIPPED_IN_A_ROW", 4)
     config = tiny_config(tmp_path, tiny_data, "optimizer.learning_rate=1e38", "non_finite=skip")
     with pytest.raises(NonFiniteError, match="4 batches in a row"):
         run_here(config)

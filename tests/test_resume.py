@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxtrain import loop
+from jaxtrain.errors import ConfigError
 from tests.factories import make_dataset, make_documents
 from tests.runs import (
     FAMILIES,
@@ -222,7 +222,7 @@ def test_a_finished_run_started_with_more_steps_is_refused_by_name(
 ) -> None:
     """The length of the run sets the learning-rate schedule, so it may not change."""
     stopped_copy(straight("one device"), tmp_path, step=10)
-    with pytest.raises(loop.ConfigError, match=r"steps: +10 +-> 12"):
+    with pytest.raises(ConfigError, match=r"steps: +10 +-> 12"):
         run_here(tiny_config(tmp_path, tiny_data, *STRAIGHT, "steps=12"))
 
 

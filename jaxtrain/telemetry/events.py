@@ -29,6 +29,14 @@ class EventLog:
     | profile | `first`, `last` traced step, `seconds`     |
     | skip    | `step`, `position`, `reason`               |
     | stop    | `step`, `reason`, `exit_code`              |
+    | progress | `step`, `steps` since the last such event, `seconds` of them, `data_wait` seconds of these |
+    | preempt | `step`, `signal`, `rank` that was told to leave |
+    | spike   | `step`, `position`, `loss`, `grad_norm`, `limit`, `action` |
+    | rewind  | `step` left, `to` which checkpoint, `position` to go on from, `seconds` |
+    | health  | `rank`, `host`, `device`, `what` is bad (checksum, slow), `score`, `action` |
+    | fault   | `what` (died, silent, stuck, …), `rank`, `host`, `step`, `phase`, `exit_code`, `seen_after` seconds |
+    | launch  | `attempt`, `processes`; by the supervisor  |
+    | restart | `attempt`, `processes`, `wait` seconds; by the supervisor |
     """
 
     def __init__(self, path: Path, process: int = 0) -> None:

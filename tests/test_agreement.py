@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxtrain import clock
+from jaxtrain import agreement
 from jaxtrain.data import RowTable
 from jaxtrain.errors import EXIT_REQUEUE, RunPaused
 from jaxtrain.recorder import Recorder
@@ -44,8 +44,8 @@ def a_minute_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
         record(recorder, metrics)
 
     monkeypatch.setattr(Recorder, "step", ageing)
-    monkeypatch.setattr(clock, "now", lambda: 60.0 * minutes)
-    monkeypatch.setattr("jaxtrain.loop.now", clock.now)
+    monkeypatch.setattr(agreement, "now", lambda: 60.0 * minutes)
+    monkeypatch.setattr("jaxtrain.loop.now", agreement.now)
 
 
 @pytest.mark.usefixtures("a_minute_a_step")

@@ -1,0 +1,1 @@
+"""What a run survives, and how faults are seen and named."""

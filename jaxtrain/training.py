@@ -1,0 +1,250 @@
+"""The loop over steps: dispatch ahead, read one step late, evaluate and save where something is due."""
+
+import functools
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from jaxtrain.agreement import Agreement, Requests
+from jaxtrain.batches import RunBatches
+from jaxtrain.checkpoint import Checkpointer, Meta
+from jaxtrain.config import Config
+from jaxtrain.data import ROW_IDS
+from jaxtrain.errors import DataError, NonFiniteError, RunPaused
+from jaxtrain.evaluation import Evaluations, Evaluator
+from jaxtrain.norms import name_norms
+from jaxtrain.placement import Placement
+from jaxtrain.profiler import ProfileWindow
+from jaxtrain.program import Program
+from jaxtrain.recorder import Recorder
+from jaxtrain.telemetry.utilisation import model_flops_utilisation, peak_flops
+from jaxtrain.training_data import TrainingData
+
+MOST_SKIPPED_IN_A_ROW = 100
+"""With `non_finite: skip`; the state is unchanged meanwhile, so more would follow without end."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The executables of a run: the train step, and its inputs, for each size that a batch has."""
+
+    train_step: dict[int, Callable[..., Any]]
+    eval_step: Callable[..., Any]
+    averaged: Callable[..., Any]
+    inputs: dict[int, Any]
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    """A step that was dispatched and not yet read."""
+
+    metrics: dict[str, jax.Array]
+    due: Requests
+    asked: float
+    waited: float
+    position: int
+    size: int
+    rows: Any
+
+
+class Training:
+    """The loop. It dispatches a step before it reads the metrics of the one before, so the devices never wait for it.
+
+    Only where something is due (an evaluation, a save, the end) does it read all metrics first: whether a step was
+    skipped decides whether its number was reached.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        program: Program,
+        compiled: Compiled,
+        data: TrainingData,
+        checkpointer: Checkpointer,
+        recorder: Recorder,
+        profile: ProfileWindow,
+        agreement: Agreement,
+        state: Any,
+        meta: Meta,
+        total_steps: int,
+    ):
+        self.config = config
+        self.meta = meta
+        self._infos = program.infos
+        self._data = data
+        self._compiled = compiled
+        self._checkpointer = checkpointer
+        self._recorder = recorder
+        self._profile = profile
+        self._state = state
+        self._total = total_steps
+        self._agreement = agreement
+        self._due = Requests()
+        self._in_flight: deque[_InFlight] = deque()
+        self._read_at = time.perf_counter()
+        self._skipped_in_a_row = 0
+        self._flops = {size: program.task.flops(size).training for size in config.batches.sizes}
+        self._peak = peak_flops(device.device_kind for device in program.mesh.devices.flat)
+        self._places = {size: Placement(program.batch_of(size)) for size in config.batches.sizes}
+        self._evaluated: tuple[int, dict[str, float]] = (0, {})
+        self._evaluate = None
+        if data.held_out is not None:
+            evaluator = functools.partial(
+                Evaluator,
+                compiled.eval_step,
+                Placement(program.eval_batch),
+                rows=program.eval_rows,
+                prefetch=config.data.prefetch,
+            )
+            sets = {name: evaluator(source=given.table) for name, given in data.eval_sets.items()}
+            self._evaluate = Evaluations(evaluator(source=data.held_out), sets)
+        self._batches = RunBatches(config.batches, data, self._places, meta.position, config.data)
+
+    def run(self) -> None:
+        """To the last step, saved."""
+        self._profile.begin(self.meta.step, self._state)
+        while self.meta.step < self._total and self._dispatch():
+            reached = self.meta.step + len(self._in_flight)
+            while len(self._in_flight) > (0 if self._is_due(reached) else 1):
+                self._read(self._in_flight.popleft())
+            if self._is_due(reached) and self.meta.step == reached:
+                self._at_boundary()
+            self._checkpointer.check()
+        self._finish()
+
+    def close(self) -> None:
+        """Ends the data pipeline and the profile; a save that is running is finished."""
+        self._profile.close()
+        self._batches.close()
+        self._checkpointer.settle()
+
+    def _dispatch(self) -> bool:
+        """Starts the next step; False where finite data have ended."""
+        asked = time.perf_counter()
+        batch = next(self._batches, None)
+        if batch is None:
+            return False
+        # While the step before still computes, nobody waits for data.
+        starved = not self._in_flight or self._in_flight[-1].metrics["loss"].is_ready()  # type: ignore[attr-defined]
+        waited = time.perf_counter() - asked if starved else 0.0
+        rows = batch.rows.pop(ROW_IDS)
+        train_step, inputs = self._compiled.train_step[batch.size], self._compiled.inputs[batch.size]
+        placed = self._places[batch.size](batch.rows)
+        due = self._agreement.ask()
+        with self._profile.step(self.meta.step + len(self._in_flight) + 1):
+            self._state, metrics = train_step(self._state, placed, {**inputs, **self._agreement.inputs(due)})
+        self._in_flight.append(_InFlight(metrics, due, asked, waited, batch.position, batch.size, rows))
+        return True
+
+    def _read(self, step: _InFlight) -> None:
+        """Waits for a dispatched step and takes its numbers."""
+        norms, flags = step.metrics.pop("norms", None), step.metrics.pop("flags", None)
+        metrics = {name: value.item() for name, value in jax.device_get(step.metrics).items()}
+        self._due |= self._agreement.answer(step.due, flags)
+        read_at = time.perf_counter()
+        seconds = read_at - max(self._read_at, step.asked)
+        self._read_at = read_at
+        skipped = metrics.pop("skipped")
+        position = step.position + step.size
+        self.meta = replace(self.meta, step=metrics["step"], position=position, skipped=self.meta.skipped + skipped)
+        if self.config.data.log_rows:
+            rows = self._data.describe_rows(step.rows)
+            self._recorder.rows(self.meta.step, step.position, rows, skipped)
+        if skipped:
+            self._skipped_in_a_row += 1
+            self._not_finite(metrics, step.position)
+            return
+        self._skipped_in_a_row = 0
+        if self.config.batch_ramp:
+            metrics["global_batch"] = step.size
+        metrics |= {"tokens_per_second": metrics["tokens"] / seconds, "step_seconds": seconds}
+        if self._peak is not None:
+            metrics["mfu"] = model_flops_utilisation(self._flops[step.size], seconds, self._peak)
+        self._recorder.step({**metrics, "data_wait": min(step.waited / seconds, 1.0)})
+        if norms is not None and self.meta.step % self.config.telemetry.norms_every == 0:
+            self._recorder.norms(self.meta.step, name_norms(self._infos, jax.device_get(norms)))
+
+    def _not_finite(self, metrics: dict[str, float], position: int) -> None:
+        attempted = self.meta.step + 1
+        found = f"step {attempted}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}"
+        if self.config.non_finite == "stop":
+            raise NonFiniteError(
+                f"{found}; the update was not applied and the run stops (non_finite: stop); "
+                f"the newest checkpoint is from before; non_finite: skip passes over such batches"
+            )
+        if self._skipped_in_a_row == MOST_SKIPPED_IN_A_ROW:
+            raise NonFiniteError(
+                f"{found}; {MOST_SKIPPED_IN_A_ROW} batches in a row were skipped, so no batch is the cause; "
+                f"the newest checkpoint is from before; start anew with a lower optimizer.learning_rate"
+            )
+        self._recorder.skipped(attempted, position, f"{found}; update skipped, {self.meta.skipped} so far")
+
+    def _is_due(self, step: int) -> bool:
+        due = self._eval_due(step) or self._save_due(step) or self._profile.turns(step)
+        return due or step >= self._total or self._due != Requests()
+
+    def _eval_due(self, step: int) -> bool:
+        return bool(self.config.eval.every) and step % self.config.eval.every == 0
+
+    def _save_due(self, step: int) -> bool:
+        return bool(self.config.checkpoint.every) and step % self.config.checkpoint.every == 0
+
+    def _at_boundary(self) -> None:
+        step = self.meta.step
+        self._profile.end(step, self._state)
+        if step >= self._total:
+            return
+        if self._eval_due(step):
+            self._evaluate_now()
+        if self._save_due(step) or self._due.save or self._due.end:
+            self._save()
+        if self._due.end:
+            self._checkpointer.close()
+            raise RunPaused(
+                f"paused at step {step} of {self._total} after max_hours={self.config.max_hours:g}, and saved; "
+                f"the same command goes on"
+            )
+        self._due = Requests()
+        self._profile.begin(step, self._state)
+
+    def _evaluate_now(self) -> None:
+        assert self._evaluate is not None
+        with self._recorder.timed("eval", step=self.meta.step) as event:
+            values = self._evaluate(self._state["params"])
+            event["loss"] = values["loss"]
+            if self.config.ema is not None and self.config.ema.evaluate:
+                averaged = self._evaluate(self._compiled.averaged(self._state["params"], self._state["ema"]))
+                values |= {f"ema_{name}": value for name, value in averaged.items()}
+        self._recorder.evaluated(self.meta.step, values)
+        finite = {f"eval_{name}": value for name, value in values.items() if math.isfinite(value)}
+        self._evaluated = (self.meta.step, finite)
+
+    def _save(self) -> None:
+        """With the evaluation of this very step, if there was one, for `keep_best`."""
+        step, metrics = self._evaluated
+        metrics = metrics if step == self.meta.step else {}
+        self._agreement.saved()
+        self._checkpointer.save(self._state, replace(self.meta, config=self.config.to_dict(), metrics=metrics))
+
+    def _finish(self) -> None:
+        """Evaluates and saves the final state, complete before this returns."""
+        while self._in_flight:
+            self._read(self._in_flight.popleft())
+        if self.meta.step < self._total:
+            self._data_ended()
+        if self._evaluate is not None:
+            self._evaluate_now()
+        self._save()
+        self._checkpointer.close()
+
+    def _data_ended(self) -> None:
+        """Skipped batches used up finite data: the goal was the data's end, unless steps were asked for."""
+        message = f"the data ended at step {self.meta.step}, after {self.meta.skipped} skipped batches"
+        if self.config.steps is not None:
+            raise DataError(f"{message}, before steps={self.config.steps}")
+        self._recorder.message(message)
