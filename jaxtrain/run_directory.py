@@ -56,6 +56,16 @@ class RunDirectory:
         """A folder with the tokenizer of the data, so that a model can be talked to where they are not."""
         return self.path / "tokenizer"
 
+    @property
+    def excluded(self) -> Path:
+        """Which hosts are bad: a list of objects with `host`, `rank` and `reason`."""
+        return self.path / "excluded.json"
+
+    @property
+    def logs(self) -> Path:
+        """A folder with what the processes say."""
+        return self.path / "logs"
+
     def rows(self, process: int) -> Path:
         """Which rows each step of this process consumed."""
         return self.path / f"rows-{process}.jsonl"

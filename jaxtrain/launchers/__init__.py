@@ -1,0 +1,1 @@
+"""Starting the processes of a run, and starting them again: no module here imports jax."""

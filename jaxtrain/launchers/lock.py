@@ -1,0 +1,38 @@
+"""One supervisor for each run."""
+
+import fcntl
+import json
+import os
+from typing import TextIO
+
+from jaxtrain.errors import ConfigError, refusing_os_errors
+from jaxtrain.run_directory import RunDirectory
+
+LOCK = "supervisor.lock"
+
+
+def claim(directory: RunDirectory) -> TextIO:
+    """Holds the run against another supervisor until the file that is returned is closed; the kernel lets go if we die.
+
+    Raises:
+        ConfigError: there is one, or the directory can't be written.
+    """
+    with refusing_os_errors(f"run_dir={directory.path}", "choose another run_dir"):
+        directory.path.mkdir(parents=True, exist_ok=True)
+        file = (directory.path / LOCK).open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read().strip()
+        file.close()
+        raise ConfigError(
+            f"run_dir={directory.path}: another supervisor runs it ({holder or 'unknown'}); end that one, or choose "
+            f"another run_dir"
+        ) from None
+    except OSError:
+        return file  # no locks on this file system; process 0's own claim is tried as well
+    file.truncate(0)
+    file.write(json.dumps({"pid": os.getpid(), "host": os.uname().nodename}) + "\n")
+    file.flush()
+    return file
