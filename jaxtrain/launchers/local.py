@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from jaxtrain.launchers.sizes import with_overrides
 from jaxtrain.launchers.worker import PARENT_VARIABLE
 from jaxtrain.resilience.beat import ATTEMPT_VARIABLE, FOLDER_VARIABLE
 
@@ -157,6 +158,7 @@ class Local:
         beats = Path(self._beats.name) / str(attempt)
         beats.mkdir()
         port = free_port() if len(slots) > 1 else None
+        arguments = with_overrides(self._program.arguments, overrides)
         processes: list[Process] = []
         try:
             for rank, slot in enumerate(slots):
@@ -165,7 +167,7 @@ class Local:
                     environment["JAX_COORDINATOR_ADDRESS"] = f"localhost:{port.getsockname()[1]}"
                     environment |= {"JAX_NUM_PROCESSES": str(len(slots)), "JAX_PROCESS_ID": str(rank)}
                 log = self._logs / f"attempt-{attempt}-rank-{rank}.log"
-                processes.append(self._start_one(environment, [*self._program.arguments, *overrides], log))
+                processes.append(self._start_one(environment, arguments, log))
         except BaseException:
             Group(processes, slots, beats, port).kill()
             raise

@@ -6,11 +6,12 @@ more passes.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxtrain.config import BATCH_AXES, Config, check_layout, resolve_mesh
 from jaxtrain.config.checks.problems import listed
+from jaxtrain.config.source import OVERRIDE
 from jaxtrain.errors import ConfigError
 
 SHRINKING_AXES = ("data", "fsdp")
@@ -40,6 +41,17 @@ def workable_sizes(config: Config, devices: int, most: int) -> dict[int, Size]:
         if overrides is not None:
             sizes[processes] = Size(processes, overrides)
     return sizes
+
+
+def with_overrides(arguments: Sequence[str], overrides: Sequence[str]) -> list[str]:
+    """The arguments of a training with overrides that take the place of those which set the same keys."""
+
+    def key(argument: str) -> str | None:
+        match = OVERRIDE.fullmatch(argument)
+        return None if match is None else match["key"]
+
+    keys = {key(override) for override in overrides}
+    return [*(argument for argument in arguments if key(argument) is None or key(argument) not in keys), *overrides]
 
 
 def largest(sizes: Mapping[int, Size], at_most: int, at_least: int) -> Size | None:

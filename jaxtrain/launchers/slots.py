@@ -47,8 +47,9 @@ class Slots:
         Raises:
             ValueError: the file can't be read.
         """
+        entries = self._entries()
         before, self._excluded = set(self._excluded), {}
-        for entry in self._entries():
+        for entry in entries:
             key = json.dumps(entry, sort_keys=True)
             if key not in self._known and (slot := self._slot(entry, ranks)) is not None:
                 self._known[key] = Lost(slot, str(entry.get("reason", "no reason given")))

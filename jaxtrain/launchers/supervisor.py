@@ -176,9 +176,9 @@ class Supervisor:
             time.sleep(TICK_SECONDS)
 
     def _ending(self, vitals: Vitals, rank: int, code: int | None, seen_after: float) -> Ending:
-        beat, step = vitals.beats().get(rank), self._progress.step
+        beat, step, stepped = vitals.beats().get(rank), self._progress.step, self._progress.look()
         if beat is not None:
-            step = beat.step if step is None or not self._progress.stepped else max(step, beat.step)
+            step = beat.step if step is None or not stepped else max(step, beat.step)
         return Ending(rank, code, step, None if beat is None else beat.phase, round(seen_after, 3))
 
     def _failed(self, group: Group, vitals: Vitals, endings: list[Ending]) -> policy.Decision:
@@ -200,7 +200,6 @@ class Supervisor:
         if not told:
             self._tell(cause, group)
         group.kill()
-        self._progress.look()
         self._view.settle()
         if cause.code is None or cause.code not in policy.FATAL:
             self._view.say(f"{cause}, seen after {cause.seen_after:.2f} s")

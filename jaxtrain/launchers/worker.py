@@ -15,14 +15,18 @@ from collections.abc import Sequence
 
 PARENT_VARIABLE = "JAXTRAIN_PARENT"
 _PR_SET_PDEATHSIG = 1
+_FOR_THE_PROGRAM = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 def main(arguments: Sequence[str]) -> None:
     """Becomes the program that is asked for."""
     end_with_parent()
     if arguments[0] == "--wait":
+        # Threads that libraries start have the mask of now: a signal is for who listens to it later on.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_PROGRAM)
         importlib.import_module(arguments[1])
         arguments = _take_orders()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_THE_PROGRAM)
     sys.argv = list(arguments)
     runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
 
