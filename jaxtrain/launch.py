@@ -11,7 +11,7 @@ from jaxtrain.config import Config, dump, parse_arguments
 from jaxtrain.errors import EXIT_COMPLETE, ConfigError
 from jaxtrain.launchers.devices import share_of_devices
 from jaxtrain.launchers.local import Local, Program
-from jaxtrain.launchers.lock import claim
+from jaxtrain.launchers.lock import claim, wait_for_former_processes
 from jaxtrain.launchers.policy import Policy, Stop
 from jaxtrain.launchers.sizes import Size, in_words, workable_sizes
 from jaxtrain.launchers.slots import Slots
@@ -111,6 +111,7 @@ def launch(config: Config, arguments: Sequence[str], options: Options, module: s
     directory = RunDirectory(config.run_dir)
     program = Program(module, tuple(arguments), warm, os.environ, by_slot)
     with claim(directory):
+        wait_for_former_processes(directory)
         launcher = Local(program, directory.logs, options.spares)
         slots = Slots(options.processes + options.spares, directory.excluded, launcher.host)
         limits = Limits(
@@ -119,7 +120,7 @@ def launch(config: Config, arguments: Sequence[str], options: Options, module: s
         view = View()
         try:
             end = Supervisor(
-                launcher, directory, Policy(options.restarts, config.seed), slots, workable, limits, view
+                config, launcher, directory, Policy(options.restarts, config.seed), slots, workable, limits, view
             ).run()
         finally:
             view.close()
@@ -137,8 +138,8 @@ def sizes_of(config: Config, devices: int, options: Options) -> dict[int, Size]:
     found = workable_sizes(config, devices, options.processes)
     if options.least < options.processes and not any(options.least <= size < options.processes for size in found):
         raise ConfigError(
-            f"--elastic {options.least}: with {options.least} to {options.processes - 1} processes of {devices} "
-            f"devices this config can't train; it can with {in_words(found)}"
+            f"--elastic {options.least}: this config can't train with fewer than {options.processes} and at least "
+            f"{options.least} processes of {devices} devices each; the numbers that work are {in_words(found)}"
         )
     return {size: given for size, given in found.items() if size >= options.least}
 

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import time
 from typing import TextIO
 
 from jaxtrain.errors import ConfigError, refusing_os_errors
@@ -36,3 +37,22 @@ def claim(directory: RunDirectory) -> TextIO:
     file.write(json.dumps({"pid": os.getpid(), "host": os.uname().nodename}) + "\n")
     file.flush()
     return file
+
+
+def wait_for_former_processes(directory: RunDirectory, patience: float = 10.0) -> None:
+    """Waits until no training holds the run: those of a supervisor that was killed may take a moment to be gone.
+
+    Raises:
+        ConfigError: one still does after so many seconds.
+    """
+    until = time.monotonic() + patience
+    while True:
+        try:
+            directory.claim().close()
+            return
+        except ConfigError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+        except OSError:
+            return  # a disk that is full or can't be written; the training says so

@@ -3,11 +3,12 @@
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
 from jaxtrain import errors
+from jaxtrain.config import Config
 from jaxtrain.launchers import policy, sizes
 from jaxtrain.launchers.local import Group, Local
 from jaxtrain.launchers.policy import Ending, Policy, Restart, Stop
@@ -20,7 +21,13 @@ from jaxtrain.telemetry.events import EventLog
 
 SUPERVISOR = -1
 """Its number among processes, in events."""
-PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+PASSED_ON = {
+    signal.SIGTERM: signal.SIGTERM,
+    signal.SIGINT: signal.SIGINT,
+    signal.SIGUSR1: signal.SIGUSR1,
+    signal.SIGHUP: signal.SIGTERM,
+}
+"""What reaches the processes of each signal that comes; one that the supervisor was started to ignore is ignored."""
 TICK_SECONDS = 0.05
 LOOK_SECONDS = 0.5
 """Between two looks at beats."""
@@ -57,6 +64,7 @@ class Supervisor:
 
     def __init__(
         self,
+        config: Config,
         launcher: Local,
         directory: RunDirectory,
         rules: Policy,
@@ -65,6 +73,7 @@ class Supervisor:
         limits: Limits,
         view: View,
     ):
+        self._config, self._began = config, time.monotonic()
         self._launcher, self._directory, self._policy, self._slots = launcher, directory, rules, slots
         self._workable, self._limits, self._view = workable, limits, view
         self._progress = Progress(directory)
@@ -77,7 +86,8 @@ class Supervisor:
 
     def run(self) -> Stop:
         """To the end of the run; no process is left when this returns or raises."""
-        before = {number: signal.signal(number, self._on_signal) for number in PASSED_ON}
+        heeded = [number for number in PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]
+        before = {number: signal.signal(number, self._on_signal) for number in heeded}
         try:
             return self._run()
         finally:
@@ -88,12 +98,8 @@ class Supervisor:
                 self._events.close()
 
     def _run(self) -> Stop:
-        attempt = 0
-        while True:
-            attempt += 1
-            size = self._next_size()
-            if isinstance(size, Stop):
-                return size
+        attempt, size = 1, self._next_size()
+        while not isinstance(size, Stop):
             group = self._start(attempt, size)
             try:
                 decision = self._attempt(group)
@@ -102,8 +108,10 @@ class Supervisor:
                 self._view.settle()
             if isinstance(decision, Stop):
                 return decision
-            if (left := self._wait(attempt + 1, decision)) is not None:
+            attempt, size = attempt + 1, self._next_size()
+            if not isinstance(size, Stop) and (left := self._wait(attempt, size, decision)) is not None:
                 return left
+        return size
 
     def _next_size(self) -> Size | Stop:
         """With how many processes to go on."""
@@ -136,7 +144,7 @@ class Supervisor:
     def _start(self, attempt: int, size: Size) -> Group:
         began = time.monotonic()
         self._progress.begin()
-        group = self._launcher.start(attempt, self._ranks, size.overrides)
+        group = self._launcher.start(attempt, self._ranks, (*size.overrides, *self._of_a_later_start(attempt)))
         self._view.watch([process.log for process in group.processes], prefixed=size.processes > 1)
         warm = sum(process.warm for process in group.processes)
         pids = [process.pid for process in group.processes]
@@ -150,6 +158,18 @@ class Supervisor:
         if size.overrides:
             self._view.say(f"with {size.processes} of {self._limits.processes} processes: {' '.join(size.overrides)}")
         return group
+
+    def _of_a_later_start(self, attempt: int) -> list[str]:
+        """What must differ in the config when it isn't the first start: that goes on, with the time that is left."""
+        if attempt == 1:
+            return []
+        resume = [] if self._config.resume else ["resume=true"]
+        return resume if self._hours_left is None else [*resume, f"max_hours={self._hours_left:.6f}"]
+
+    @property
+    def _hours_left(self) -> float | None:
+        limit = self._config.max_hours
+        return None if limit is None else limit - (time.monotonic() - self._began) / 3600
 
     def _attempt(self, group: Group) -> policy.Decision:
         """Watches a group to its end, and decides."""
@@ -186,7 +206,7 @@ class Supervisor:
         seen = time.monotonic()
         told = endings[0].code not in policy.FOLLOWING
         if told:
-            self._tell(policy.first_cause(endings), group)
+            self._tell(self._as_named(policy.first_cause(endings), len(group.processes)), group)
         if (stopped := vitals.stopped()) and not told:
             endings.append(self._ending(vitals, stopped[0], None, 0.0))
         known = {ending.rank for ending in endings}
@@ -196,7 +216,7 @@ class Supervisor:
         for rank, code in group.ended().items():
             if rank not in known:
                 endings.append(self._ending(vitals, rank, code, time.monotonic() - seen))
-        cause = policy.first_cause(endings)
+        cause = self._as_named(policy.first_cause(endings), len(group.processes))
         if not told:
             self._tell(cause, group)
         group.kill()
@@ -205,6 +225,13 @@ class Supervisor:
             self._view.say(f"{cause}, seen after {cause.seen_after:.2f} s")
         self._stopped_after = round(time.monotonic() - seen, 3)
         return self._decide(cause, group)
+
+    def _as_named(self, cause: Ending, processes: int) -> Ending:
+        """The same with the rank, step and phase that the processes blame, where they said so before they ended."""
+        blamed = self._progress.blamed(cause.code)
+        if blamed is None or type(blamed.get("rank")) is not int or not 0 <= blamed["rank"] < processes:
+            return cause
+        return replace(cause, rank=blamed["rank"], step=blamed.get("step", cause.step), phase=blamed.get("phase"))
 
     def _decide(self, cause: Ending, group: Group) -> policy.Decision:
         if self._asked and cause.code not in policy.FATAL:
@@ -269,10 +296,10 @@ class Supervisor:
         interrupted = signal.SIGINT in self._asked
         return Stop(errors.EXIT_INTERRUPTED if interrupted else errors.EXIT_REQUEUE)
 
-    def _wait(self, attempt: int, decision: Restart) -> Stop | None:
-        """The backoff; a signal ends it."""
+    def _wait(self, attempt: int, size: Size, decision: Restart) -> Stop | None:
+        """The backoff; a signal ends it, and so does the end of the run's time."""
         self._event(
-            "restart", attempt=attempt, processes=len(self._ranks), wait=round(decision.wait, 3),
+            "restart", attempt=attempt, processes=size.processes, wait=round(decision.wait, 3),
             stopped_after=self._stopped_after,
         )  # fmt: skip
         self._view.say(
@@ -284,6 +311,8 @@ class Supervisor:
             if self._signals:
                 self._asked.append(self._signals.pop(0))
                 return self._when_asked()
+            if self._hours_left is not None and self._hours_left <= 0:
+                return Stop(errors.EXIT_REQUEUE, f"max_hours={self._config.max_hours:g} have passed")
             if (left := until - time.monotonic()) <= 0:
                 return None
             time.sleep(min(left, TICK_SECONDS))
@@ -297,7 +326,7 @@ class Supervisor:
             number = self._signals.pop(0)
             self._asked.append(number)
             self._view.say(f"{policy.signal_name(number)} is passed on to all processes")
-            group.send(number)
+            group.send(PASSED_ON[signal.Signals(number)])
             if len(self._asked) >= SIGNALS_TO_KILL:
                 group.kill()
 

@@ -5,6 +5,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jaxtrain.launchers.local import Group
 from jaxtrain.resilience.beat import Beat, read_beats
@@ -95,11 +96,13 @@ class Progress:
         self._read = _stat(directory.events)[1]
         self._saved = 0
         self._metrics = _stat(directory.metrics)
+        self._blamed: list[dict[str, Any]] = []
         self.stepped = False
 
     def begin(self) -> None:
         """An attempt begins."""
-        self._metrics, self.stepped = _stat(self._directory.metrics), False
+        self._update()
+        self._metrics, self.stepped, self._blamed = _stat(self._directory.metrics), False, []
 
     def look(self) -> bool:
         """Sees whether metrics have been written since the last look; returns `stepped`.
@@ -134,6 +137,11 @@ class Progress:
                 continue
         return None
 
+    def blamed(self, code: int | None) -> dict[str, Any] | None:
+        """The event by which a process that then ended with `code` said in this attempt what went wrong; None: none."""
+        self._update()
+        return next((event for event in self._blamed if code is not None and event.get("exit_code") == code), None)
+
     def _update(self) -> None:
         """Reads what was added to the events since the last time."""
         try:
@@ -149,6 +157,8 @@ class Progress:
                 event = json.loads(line)
                 if event["kind"] == "save":
                     self._saved = max(self._saved, int(event["step"]))
+                elif event["kind"] == "fault" and event["process"] >= 0:
+                    self._blamed.append(event)
             except (ValueError, TypeError, KeyError):
                 continue
 

@@ -35,8 +35,11 @@ class EventLog:
     | rewind  | `step` left, `to` which checkpoint, `position` to go on from, `seconds` |
     | health  | `rank`, `host`, `device`, `what` is bad (checksum, slow), `score`, `action` |
     | fault   | `what` (died, silent, stuck, …), `rank`, `host`, `step`, `phase`, `exit_code`, `seen_after` seconds |
-    | launch  | `attempt`, `processes`; by the supervisor  |
-    | restart | `attempt`, `processes`, `wait` seconds; by the supervisor |
+    | launch  | `attempt`, `processes`, `slots`, `pids`, `warm`: how many of them were, `seconds`; by the supervisor |
+    | restart | `attempt`, `processes`, `wait` seconds, `stopped_after` seconds; by the supervisor |
+
+    The supervisor's have process -1. Its `fault`, one for each attempt that failed, carries `slot` too; `stopped_after`
+    counts from there until no process was left.
     """
 
     def __init__(self, path: Path, process: int = 0) -> None:

@@ -20,11 +20,11 @@ PATIENCE_SECONDS = 120
 class Launched:
     """`launch local` with a plan of what each process does."""
 
-    def __init__(self, folder: Path, plan: Mapping[str, Any], *arguments: str):
+    def __init__(self, folder: Path, plan: Mapping[str, Any], *arguments: str, config_lines: str = ""):
         self.run = folder / "run"
         (folder / "plan.json").write_text(json.dumps(plan))
         config = folder / "config.yml"
-        config.write_text(f"run_dir: {self.run}\nsteps: 10\nglobal_batch: 12\ndata: {{dir: {folder}}}\n")
+        config.write_text(f"run_dir: {self.run}\nsteps: 10\nglobal_batch: 12\ndata: {{dir: {folder}}}\n{config_lines}")
         environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", PLAN)}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.launchers.stand_in", "local", *arguments, str(config)],

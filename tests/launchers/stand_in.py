@@ -58,6 +58,11 @@ class Actor:
         with EventLog(self.run / "events.jsonl") as events:
             events.write("save", step=step, seconds=0.0)
 
+    def blame(self, rank: int, code: int) -> None:
+        """As a watchdog does before it ends its process."""
+        with EventLog(self.run / "events.jsonl") as events:
+            events.write("fault", what="stuck", rank=rank, host="here", step=7, phase="data", exit_code=code)
+
     def say(self, text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -88,11 +88,12 @@ def test_a_stopped_process_is_named_killed_and_started_again(tmp_path: Path) -> 
     assert not any(is_alive(pid) for pid in launched.pids())
 
 
-def test_signals_reach_every_process_and_the_run_ends_as_they_do(tmp_path: Path) -> None:
-    plan = {"*": [["leave_at", "SIGUSR1", 75], ["steps", 1], ["say", "ready\n"], ["hang"]]}
+@pytest.mark.parametrize(("number", "reached"), [(signal.SIGUSR1, "SIGUSR1"), (signal.SIGHUP, "SIGTERM")])
+def test_signals_reach_every_process_and_the_run_ends_as_they_do(number: int, reached: str, tmp_path: Path) -> None:
+    plan = {"*": [["leave_at", reached, 75], ["steps", 1], ["say", "ready\n"], ["hang"]]}
     launched = Launched(tmp_path, plan, "--processes", "2")
     wait_until(lambda: all((log.exists() and "ready" in log.read_text()) for log in logs(launched, 2)))
-    launched.signal(signal.SIGUSR1)
+    launched.signal(number)
     assert launched.end()[0] == 75
     assert launched.events("fault") == launched.events("restart") == []
 
@@ -205,6 +206,42 @@ def test_without_a_slot_in_reserve_a_bad_host_ends_the_run(
     code, output = Launched(tmp_path, plan, "--processes", "2").end()
     assert code == 14
     assert words in output
+
+
+def test_a_slot_that_fails_to_start_twice_is_left_out_of_one_start(tmp_path: Path) -> None:
+    wait = [["wait_for", "never"]]
+    plan = {
+        "1.0": wait, "1.1": [["exit", 1]], "1.2": wait,
+        "2.0": wait, "2.1": [["exit", 9]], "2.2": wait,
+        "3.0": [["steps", 2], ["exit", 1]], "3.1": wait,
+        "*": STEPS_AND_END,
+    }  # fmt: skip
+    launched = Launched(tmp_path, plan, "--processes", "3", "--elastic", "1")
+    code, output = launched.end()
+    assert code == 0, output
+    assert [event["slots"] for event in launched.events("launch")] == [[0, 1, 2], [0, 1, 2], [0, 2], [0, 1, 2]]
+    assert [event["processes"] for event in launched.events("restart")] == [3, 2, 3]
+
+
+def test_the_rank_that_a_watchdog_blames_is_named(tmp_path: Path) -> None:
+    plan = {"1.0": [["blame", 1, 11], ["exit", 11]], "1.1": [["hang"]], "*": STEPS_AND_END}
+    launched = Launched(tmp_path, plan, "--processes", "2")
+    assert launched.end()[0] == 0
+    told = [event for event in launched.events("fault") if event["process"] == -1]
+    assert [(event["rank"], event["exit_code"], event["step"], event["phase"]) for event in told] == [
+        (1, 11, 7, "data")
+    ]
+
+
+def test_a_later_start_goes_on_with_the_time_that_is_left(tmp_path: Path) -> None:
+    plan = {f"{attempt}.0": [["arguments"], ["steps", attempt], ["die", "SIGKILL"]] for attempt in range(1, 11)}
+    launched = Launched(tmp_path, plan, "--processes", "1", config_lines="resume: false\nmax_hours: 0.002\n")
+    code, output = launched.end()
+    assert code == 75, output
+    assert "max_hours=0.002 have passed" in output
+    assert "resume" not in logs(launched, 1)[0].read_text()
+    told = (launched.run / "logs" / "attempt-2-rank-0.log").read_text()
+    assert "resume=true max_hours=0.00" in told
 
 
 def logs(launched: Launched, count: int) -> list[Path]:
