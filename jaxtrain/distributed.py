@@ -17,6 +17,7 @@ from orbax.checkpoint import multihost
 
 from jaxtrain.config import DistributedConfig
 from jaxtrain.errors import EXIT_MISSING_WORKER, ConfigError, JaxtrainError, MissingWorkerError, first_line
+from jaxtrain.resilience.whereabouts import here
 
 OF_ONE_PROCESS = ("distributed.", "compile_cache", "data.dir", "data.workers", "data.prefetch")
 """Keys, or their beginnings, that may differ between the processes of a run."""
@@ -24,6 +25,8 @@ OF_ONE_PROCESS = ("distributed.", "compile_cache", "data.dir", "data.workers", "
 _CLUSTER_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "OMPI_COMM_WORLD_SIZE")
 _CLUSTER_FOUND_BY_JAX = ("SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri")
 _PATIENCE = 3600
+_WATCHED = 14 * 86400
+"""Seconds that a barrier waits where a watchdog looks on, which ends a run that waits too long, and names the cause."""
 _FAREWELL_SECONDS = 10
 _barrier_numbers = itertools.count()
 
@@ -73,7 +76,8 @@ def initialize(config: DistributedConfig) -> None:
                 num_processes=count,
                 process_id=process,
                 initialization_timeout=config.start_timeout + 60,
-                heartbeat_timeout_seconds=config.heartbeat_timeout,
+                # Ours is for the watchdog, which can say whom it lost; JAX's client only aborts.
+                heartbeat_timeout_seconds=2 * config.heartbeat_timeout + 60,
             )
     except Exception as error:
         raise MissingWorkerError(f"{message} ({first_line(error)})") from error
@@ -126,17 +130,22 @@ def _deadline(seconds: int, message: str) -> Iterator[None]:
         timer.cancel()
 
 
-def barrier(name: str, timeout: int) -> None:
+def barrier(name: str, timeout: int = _PATIENCE) -> None:
     """Waits until every process is here, through the coordination service; no device takes part.
+
+    Args:
+        timeout: seconds. Under a watchdog the limit of the phase holds instead, which names who is missing.
 
     Raises:
         MissingWorkerError: after `timeout` seconds, with the barrier's name.
     """
     if jax.process_count() == 1:
         return
+    timeout = _WATCHED if here.watched else timeout
     key = f"jaxtrain.{name}.{next(_barrier_numbers)}"
     try:
-        multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout * 1000)
+        with here.wait(name):
+            multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout * 1000)
     except Exception as error:
         raise MissingWorkerError(
             f"not all {jax.process_count()} processes reached {name!r} within {timeout} s: {first_line(error)}"
@@ -197,8 +206,9 @@ def from_first(mine: int) -> int:
 
 
 def _gather(value: object) -> np.ndarray:
-    barrier("agreement", _PATIENCE)  # a device collective would give up on a late process sooner
-    return np.atleast_1d(np.asarray(multihost_utils.process_allgather(np.asarray(value, np.int32))))
+    barrier("agreement")  # a device collective would give up on a late process sooner
+    with here.wait("agreement"):
+        return np.atleast_1d(np.asarray(multihost_utils.process_allgather(np.asarray(value, np.int32))))
 
 
 def _number(variable: str, environment: Mapping[str, str] = os.environ) -> int | None:

@@ -13,6 +13,7 @@ from jaxtrain.errors import ConfigError
 from jaxtrain.models.task import Mergeable
 from jaxtrain.placement import Placement
 from jaxtrain.program import Program
+from jaxtrain.resilience.whereabouts import DEVICES, here
 
 
 def refuse_unknown_metric(program: Program, sets: Collection[str]) -> None:
@@ -43,14 +44,24 @@ class Evaluator:
     Args:
         eval_step: the compiled (params, batch) -> metrics.
         rows: rows per evaluation batch; the last is filled up with rows of weight 0.
+        before_a_batch: called before each; what it raises ends the evaluation.
     """
 
-    def __init__(self, eval_step: Callable[..., Any], placement: Placement, source: Table, rows: int, prefetch: int):
+    def __init__(
+        self,
+        eval_step: Callable[..., Any],
+        placement: Placement,
+        source: Table,
+        rows: int,
+        prefetch: int,
+        before_a_batch: Callable[[], None] = lambda: None,
+    ):
         self._eval_step = eval_step
         self._placement = placement
         self._source = source
         self._rows = rows
         self._prefetch = prefetch
+        self._before_a_batch = before_a_batch
 
     def __call__(self, params: Any) -> dict[str, float]:
         """The final value of each metric."""
@@ -64,12 +75,16 @@ class Evaluator:
 
         def add_oldest() -> None:
             nonlocal total
-            wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), jax.device_get(results.popleft()))
+            with here.wait(DEVICES):
+                read = jax.device_get(results.popleft())
+            here.progress()
+            wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), read)
             total = wide if total is None else jax.tree.map(np.add, total, wide)
 
         batches = host_batches(self._source, order, self._rows, self._placement.rows, prefetch=self._prefetch)
         with contextlib.closing(batches):
             for host_batch in batches:
+                self._before_a_batch()
                 results.append(self._eval_step(params, self._placement(host_batch)))
                 if len(results) > 1:
                     add_oldest()

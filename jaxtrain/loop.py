@@ -1,6 +1,7 @@
 """One run's story: build, open the data, restore or initialise, compile, train to the goal, save."""
 
 import contextlib
+import functools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import jax
 
 from jaxtrain import distributed
-from jaxtrain.agreement import Agreement, now
+from jaxtrain.agreement import Agreement, Requests, now
 from jaxtrain.checkpoint import Checkpointer, Meta, Saved, restore_part
 from jaxtrain.config import Config, check_steps
 from jaxtrain.continuation import own_checkpoints, refuse_foreign_run
@@ -19,33 +20,52 @@ from jaxtrain.origin import agree_on_origin, describe, find_origin, remarks
 from jaxtrain.profiler import ProfileWindow
 from jaxtrain.program import Program, build
 from jaxtrain.recorder import Recorder
+from jaxtrain.resilience.preemption import Signals
+from jaxtrain.resilience.watchdog import Watchdog
+from jaxtrain.resilience.whereabouts import here
 from jaxtrain.run_directory import RunDirectory
 from jaxtrain.same_run import refuse_other_checkpoints, refuse_other_configs, refuse_other_data
+from jaxtrain.telemetry.events import read_events
 from jaxtrain.training import Compiled, Training
 from jaxtrain.training_data import TrainingData, open_data, refuse_other_fields
 
 
-def run(config: Config, devices: Sequence[jax.Device], started: float | None = None) -> None:
+def run(
+    config: Config, devices: Sequence[jax.Device], started: float | None = None, signals: Signals | None = None
+) -> None:
     """Trains `config` on `devices` to its goal, from wherever its run directory stands.
 
     Returns only when the goal is reached.
 
     Args:
         started: when this start of the run began, by `agreement.now()`, for `max_hours`; None: now.
+        signals: what may tell this process to leave.
 
     Raises:
         JaxtrainError: with the exit code that says why it wasn't.
     """
+    directory = RunDirectory(config.run_dir)
+    with Watchdog(config, directory.crash, directory.events, signals) as watchdog:
+        _run(config, devices, now() if started is None else started, directory, watchdog)
+
+
+def _run(
+    config: Config, devices: Sequence[jax.Device], started: float, directory: RunDirectory, watchdog: Watchdog
+) -> None:
     refuse_other_configs(config)
     program = build(config, devices)
-    with distributed.together("open the data set"):
+    with here.phase("prepare"), distributed.together("open the data set"):
         data = open_data(config)
         refuse_other_fields(data, program.batch)
         refuse_unknown_metric(program, data.eval_sets)
     total_steps = planned_steps(config, data)
-    directory = RunDirectory(config.run_dir)
-    with Recorder(directory, config, total_steps) as recorder:
-        checkpointer = Checkpointer(config.checkpoint_dir.absolute(), config.checkpoint, recorder.saved)
+    with Recorder(directory, config, total_steps) as recorder, watchdog.explaining():
+
+        def saved(step: int, seconds: float) -> None:
+            recorder.saved(step, seconds)
+            watchdog.saved(step)
+
+        checkpointer = Checkpointer(config.checkpoint_dir.absolute(), config.checkpoint, saved)
         with distributed.together("go on with what is in run_dir"):
             newest = checkpointer.newest_meta()
             refuse_foreign_run(config, directory, newest)
@@ -62,21 +82,37 @@ def run(config: Config, devices: Sequence[jax.Device], started: float | None = N
                 checkpointer.claim()
                 if jax.process_index() == 0:
                     own_checkpoints(config)
-        if newest is not None and is_complete(newest, total_steps, data.order, config):
-            verified = checkpointer.restore_newest(program.state)
+        watchdog.recording()
+        left = evaluation_left(newest, directory)
+        if newest is not None and is_complete(newest, total_steps, data.order, config) and not left:
+            with here.phase("restore"):
+                verified = checkpointer.restore_newest(program.state)
             if verified is not None and verified[1] == newest:
                 recorder.already_complete(newest.step)
                 return
             del verified
-        agreement = Agreement(config, program.mesh, now() if started is None else started)
+        agreement = Agreement(config, program.mesh, started)
         compiled = compile_program(program, total_steps, checkpointer, recorder, agreement)
         state, meta = restore_or_initialise(program, checkpointer, recorder, data.hash, origin)
+        watchdog.restored(meta.step)
         profile = ProfileWindow(config.profile, directory.profile(jax.process_index()), recorder.profiled)
         training = Training(
-            config, program, compiled, data, checkpointer, recorder, profile, agreement, state, meta, total_steps
+            config,
+            program,
+            compiled,
+            data,
+            checkpointer,
+            recorder,
+            profile,
+            agreement,
+            watchdog,
+            state,
+            meta,
+            total_steps,
         )
-        with contextlib.closing(training):
-            training.run()
+        leave = functools.partial(agreement.request, Requests(preempt=True))
+        with contextlib.closing(training), watchdog.looping(leave), here.phase("step"):
+            training.run(evaluate_first=left)
         recorder.completed(training.meta.step)
 
 
@@ -120,6 +156,14 @@ def is_complete(meta: Meta, total_steps: int, order: RowOrder, config: Config) -
     return meta.step >= total_steps or (config.steps is None and data_ended)
 
 
+def evaluation_left(newest: Meta | None, directory: RunDirectory) -> bool:
+    """Whether an earlier start left off evaluating at the step of its last save, and none has done it since."""
+    if newest is None or not newest.abandoned:
+        return False
+    done = any(event["kind"] == "eval" and event["step"] == newest.step for event in read_events(directory.events))
+    return not distributed.from_first(int(done))
+
+
 def compile_program(
     program: Program, total_steps: int, checkpointer: Checkpointer, recorder: Recorder, agreement: Agreement
 ) -> Compiled:
@@ -127,18 +171,20 @@ def compile_program(
     train_step, sizes = {}, program.config.batches.sizes
     inputs = {**program.abstract_inputs(), **agreement.abstract_inputs()}
     for size in sizes:
-        with recorder.timed("compile", what="train_step", **({"rows": size} if len(sizes) > 1 else {})):
+        rows = {"rows": size} if len(sizes) > 1 else {}
+        with here.phase("compile"), recorder.timed("compile", what="train_step", **rows):
             train_step[size] = program.train_step.lower(program.state, program.batch_of(size), inputs).compile()
     recorder.chose(program.layout.choices)
     eval_step, averaged = program.eval_step, program.averaged
     if program.config.eval.every:
-        with recorder.timed("compile", what="eval_step"):
+        with here.phase("compile"), recorder.timed("compile", what="eval_step"):
             eval_step = program.eval_step.lower(program.state["params"], program.eval_batch).compile()
             if program.config.ema is not None and program.config.ema.evaluate:
                 averaged = program.averaged.lower(program.state["params"], program.state["ema"]).compile()
-    with recorder.timed("compile", what="checksums"):
+    with here.phase("compile"), recorder.timed("compile", what="checksums"):
         checkpointer.prepare(program.state)
-    distributed.barrier("compiled", timeout=3600)
+    with here.phase("compile"):
+        distributed.barrier("compiled")
     return Compiled(train_step, eval_step, averaged, {size: program.inputs(total_steps, size) for size in sizes})
 
 
@@ -148,19 +194,23 @@ def restore_or_initialise(
     """The state to go on from: the newest good checkpoint's; if there is none at all, a fresh one, or `origin`'s
     parameters with all else fresh."""
     started = time.perf_counter()
-    restored = checkpointer.restore_newest(program.state)
+    with here.phase("restore"):
+        restored = checkpointer.restore_newest(program.state)
     if restored is None:
         config, began_with = program.config, None
         if origin is None:
-            state = program.init(program.initial_key())
+            with here.phase("compile"):
+                state = program.init(program.initial_key())
         else:
-            state = program.adopt(restore_part(origin, program.state["params"]))
+            with here.phase("restore"):
+                state = program.adopt(restore_part(origin, program.state["params"]))
             began_with = describe(config, origin)
             recorder.adopted(began_with, time.perf_counter() - started)
         meta = Meta(0, position=0, skipped=0, config=config.to_dict(), data_hash=data_hash, origin=began_with)
     else:
         state, meta = restored
         recorder.restored(meta.step, meta.position, time.perf_counter() - started)
-    distributed.barrier("state ready", timeout=3600)
+    with here.phase("restore"):
+        distributed.barrier("state ready")
     recorder.started(meta.step, meta.position)
     return state, meta

@@ -44,6 +44,11 @@ class RunDirectory:
         return self.path / "profile" / f"process-{process}"
 
     @property
+    def crash(self) -> Path:
+        """A folder with the stacks of all threads of each process, where a fault ended the run."""
+        return self.path / "crash"
+
+    @property
     def events(self) -> Path:
         return self.path / "events.jsonl"
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from jaxtrain.command import exit_code, join, leave
 from jaxtrain.config import Config, dump, parse_arguments
 from jaxtrain.output import outlive_the_terminal
+from jaxtrain.resilience.last_words import delay_aborts
+from jaxtrain.resilience.preemption import Signals, listening
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -17,20 +19,22 @@ def main(arguments: Sequence[str]) -> int:
         if parsed.print_config:
             sys.stdout.write(dump(parsed.config))
         else:
-            train(parsed.config)
+            with listening() as signals:
+                train(parsed.config, signals)
 
-    return exit_code(work, "interrupted; the same command goes on from the newest checkpoint")
+    return exit_code(work)
 
 
-def train(config: Config) -> None:
-    """Trains in this process, joining the others where there are any."""
+def train(config: Config, signals: Signals) -> None:
+    """Trains in this process, joining the others where there are any, until its goal or until it is told to leave."""
     started = time.monotonic()
     devices = join(config)
     from jaxtrain import loop
 
-    loop.run(config, devices, started)
+    loop.run(config, devices, started, signals)
 
 
 if __name__ == "__main__":
     outlive_the_terminal()
+    delay_aborts()
     leave(main(sys.argv[1:]))

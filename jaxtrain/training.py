@@ -22,6 +22,9 @@ from jaxtrain.placement import Placement
 from jaxtrain.profiler import ProfileWindow
 from jaxtrain.program import Program
 from jaxtrain.recorder import Recorder
+from jaxtrain.resilience.preemption import Abandoned
+from jaxtrain.resilience.watchdog import Watchdog
+from jaxtrain.resilience.whereabouts import DEVICES, here
 from jaxtrain.telemetry.utilisation import model_flops_utilisation, peak_flops
 from jaxtrain.training_data import TrainingData
 
@@ -69,6 +72,7 @@ class Training:
         recorder: Recorder,
         profile: ProfileWindow,
         agreement: Agreement,
+        watchdog: Watchdog,
         state: Any,
         meta: Meta,
         total_steps: int,
@@ -84,6 +88,7 @@ class Training:
         self._state = state
         self._total = total_steps
         self._agreement = agreement
+        self._watchdog = watchdog
         self._due = Requests()
         self._in_flight: deque[_InFlight] = deque()
         self._read_at = time.perf_counter()
@@ -100,13 +105,22 @@ class Training:
                 Placement(program.eval_batch),
                 rows=program.eval_rows,
                 prefetch=config.data.prefetch,
+                before_a_batch=watchdog.abandon_together().before_a_batch,
             )
             sets = {name: evaluator(source=given.table) for name, given in data.eval_sets.items()}
             self._evaluate = Evaluations(evaluator(source=data.held_out), sets)
         self._batches = RunBatches(config.batches, data, self._places, meta.position, config.data)
 
-    def run(self) -> None:
-        """To the last step, saved."""
+    def run(self, evaluate_first: bool = False) -> None:
+        """To the last step, saved.
+
+        Args:
+            evaluate_first: the state as it is, unless that is done behind the last step anyway.
+        """
+        self.meta = replace(self.meta, abandoned=False)
+        if evaluate_first and self.meta.step < self._total:
+            self._evaluate_now()
+            self._leave_if_asked()
         self._profile.begin(self.meta.step, self._state)
         while self.meta.step < self._total and self._dispatch():
             reached = self.meta.step + len(self._in_flight)
@@ -121,12 +135,14 @@ class Training:
         """Ends the data pipeline and the profile; a save that is running is finished."""
         self._profile.close()
         self._batches.close()
-        self._checkpointer.settle()
+        with here.phase("save"):
+            self._checkpointer.settle()
 
     def _dispatch(self) -> bool:
         """Starts the next step; False where finite data have ended."""
         asked = time.perf_counter()
-        batch = next(self._batches, None)
+        with here.phase("data"):
+            batch = next(self._batches, None)
         if batch is None:
             return False
         # While the step before still computes, nobody waits for data.
@@ -136,7 +152,7 @@ class Training:
         train_step, inputs = self._compiled.train_step[batch.size], self._compiled.inputs[batch.size]
         placed = self._places[batch.size](batch.rows)
         due = self._agreement.ask()
-        with self._profile.step(self.meta.step + len(self._in_flight) + 1):
+        with self._profile.step(self.meta.step + len(self._in_flight) + 1), here.wait(DEVICES):
             self._state, metrics = train_step(self._state, placed, {**inputs, **self._agreement.inputs(due)})
         self._in_flight.append(_InFlight(metrics, due, asked, waited, batch.position, batch.size, rows))
         return True
@@ -144,11 +160,13 @@ class Training:
     def _read(self, step: _InFlight) -> None:
         """Waits for a dispatched step and takes its numbers."""
         norms, flags = step.metrics.pop("norms", None), step.metrics.pop("flags", None)
-        metrics = {name: value.item() for name, value in jax.device_get(step.metrics).items()}
+        with here.wait(DEVICES):
+            metrics = {name: value.item() for name, value in jax.device_get(step.metrics).items()}
         self._due |= self._agreement.answer(step.due, flags)
         read_at = time.perf_counter()
         seconds = read_at - max(self._read_at, step.asked)
         self._read_at = read_at
+        here.finished(metrics["step"], seconds)
         skipped = metrics.pop("skipped")
         position = step.position + step.size
         self.meta = replace(self.meta, step=metrics["step"], position=position, skipped=self.meta.skipped + skipped)
@@ -201,18 +219,40 @@ class Training:
             return
         if self._eval_due(step):
             self._evaluate_now()
-        if self._save_due(step) or self._due.save or self._due.end:
+        if self._save_due(step) or self._due.save:
             self._save()
-        if self._due.end:
-            self._checkpointer.close()
-            raise RunPaused(
-                f"paused at step {step} of {self._total} after max_hours={self.config.max_hours:g}, and saved; "
-                f"the same command goes on"
-            )
+        self._leave_if_asked()
         self._due = Requests()
         self._profile.begin(step, self._state)
 
+    def _leave_if_asked(self) -> None:
+        """Raises RunPaused, with everything saved, where this is the step to leave at."""
+        if not (self._due.end or self._due.preempt):
+            return
+        self._save()
+        with here.phase("save"):
+            self._checkpointer.close()
+        if self._due.preempt:
+            why = self._watchdog.told() or "a signal to another process"
+        else:
+            why = f"max_hours={self.config.max_hours:g}"
+        left = "; its evaluation was left off" if self.meta.abandoned else ""
+        raise RunPaused(
+            f"paused at step {self.meta.step} of {self._total} after {why}, and saved{left}; the same command goes on"
+        )
+
     def _evaluate_now(self) -> None:
+        """Where the processes are told to leave meanwhile, the evaluation is left off, to be done by the next start."""
+        try:
+            if self._due.preempt:
+                raise Abandoned
+            with here.phase("eval"):
+                self._evaluate_to_the_end()
+        except Abandoned:
+            self._due |= Requests(preempt=True)
+            self.meta = replace(self.meta, abandoned=True)
+
+    def _evaluate_to_the_end(self) -> None:
         assert self._evaluate is not None
         with self._recorder.timed("eval", step=self.meta.step) as event:
             values = self._evaluate(self._state["params"])
@@ -229,7 +269,8 @@ class Training:
         step, metrics = self._evaluated
         metrics = metrics if step == self.meta.step else {}
         self._agreement.saved()
-        self._checkpointer.save(self._state, replace(self.meta, config=self.config.to_dict(), metrics=metrics))
+        with here.phase("save"):
+            self._checkpointer.save(self._state, replace(self.meta, config=self.config.to_dict(), metrics=metrics))
 
     def _finish(self) -> None:
         """Evaluates and saves the final state, complete before this returns."""
@@ -239,8 +280,11 @@ class Training:
             self._data_ended()
         if self._evaluate is not None:
             self._evaluate_now()
+            if self.meta.abandoned:
+                self._leave_if_asked()
         self._save()
-        self._checkpointer.close()
+        with here.phase("save"):
+            self._checkpointer.close()
 
     def _data_ended(self) -> None:
         """Skipped batches used up finite data: the goal was the data's end, unless steps were asked for."""

@@ -4,11 +4,18 @@ Faults: `nan-row=ROW` makes the loss of every batch with that row NaN on the pro
 raises the built-in exception NAME when the numbers of STEP are read; `no-data=PROCESS` hides the data from one process;
 `no-saves=STEP` puts a file in the place of the checkpoint directory then; `slow-saves=SECONDS` makes each save take so
 much longer; `late=PROCESS@STEP` sets the clock of that process ahead by a year when the numbers of STEP are read.
+`stuck=PROCESS@STEP` holds the main thread of a process for ever when the numbers of STEP are read, `stuck-data` when it
+asks for the batch of STEP, `stuck-save=PROCESS` and `stuck-restore=PROCESS` in its first save and restore,
+`stuck-eval=PROCESS` in its first evaluation, `stuck-compile=PROCESS` before its first compilation; `slow-eval=SECONDS`
+makes each batch of an evaluation take so much longer; `stuck-device=STEP` gives the devices a program without an end.
 """
 
 import builtins
+import dataclasses
+import itertools
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +27,7 @@ import numpy.typing as npt
 from jaxtrain.config import Config
 from jaxtrain.data import Batch, RowTable
 from jaxtrain.errors import ConfigError
+from jaxtrain.resilience.last_words import delay_aborts
 from jaxtrain.train import leave, main
 from jaxtrain.training_data import TrainingData
 
@@ -122,10 +130,94 @@ def set_clock_ahead(process: int, step: int) -> None:
     setattr(agreement, "now", lambda: now() + 365 * 86400 * len(reached))  # noqa: B010
 
 
+def stuck_main_thread() -> None:
+    """Never comes back."""
+    threading.Event().wait()
+
+
+def before(owner: Any, name: str, process: int, at: int = 1) -> None:
+    """Makes a process stand still for ever before the `at`-th call of a function or method."""
+    import jax
+
+    function, calls = getattr(owner, name), itertools.count(1)
+
+    def stuck(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == at and jax.process_index() == process:
+            stuck_main_thread()
+        return function(*args, **kwargs)
+
+    setattr(owner, name, stuck)
+
+
+def stick(kind: str, value: str) -> None:
+    """Makes a process stand still for ever at some place of the run."""
+    from jaxtrain import loop
+    from jaxtrain.batches import RunBatches
+    from jaxtrain.checkpoint import Checkpointer, checkpointer
+    from jaxtrain.evaluation import Evaluator
+    from jaxtrain.recorder import Recorder
+
+    process, _, step = value.partition("@")
+    owner, name = {
+        "stuck": (Recorder, "step"),
+        "stuck-data": (RunBatches, "__next__"),
+        "stuck-save": (Checkpointer, "save"),
+        "stuck-restore": (checkpointer, "read_arrays"),
+        "stuck-eval": (Evaluator, "totals"),
+        "stuck-compile": (loop, "compile_program"),
+    }[kind]
+    before(owner, name, int(process), int(step or 1))
+
+
+def slow_down_evaluations(seconds: float) -> None:
+    """Makes an evaluation wait before each batch."""
+    from jaxtrain.resilience.preemption import AbandonedTogether
+
+    ask = AbandonedTogether.before_a_batch
+
+    def slow(together: AbandonedTogether) -> None:
+        time.sleep(seconds)
+        ask(together)
+
+    setattr(AbandonedTogether, "before_a_batch", slow)  # noqa: B010
+
+
+def stick_the_devices(step: int) -> None:
+    """Lets the devices never end with the numbers of a step, of one process on one device."""
+    import jax
+
+    from jaxtrain import loop
+
+    compile_program = loop.compile_program
+    endless = jax.jit(lambda loss: jax.pure_callback(lambda _: stuck_main_thread(), loss, loss))
+
+    def compiling(*args: Any) -> Any:
+        compiled, calls = compile_program(*args), itertools.count(1)
+
+        def wrapped(train_step: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*inputs: Any) -> Any:
+                state, metrics = train_step(*inputs)
+                return state, ({**metrics, "loss": endless(metrics["loss"])} if next(calls) == step else metrics)
+
+            return call
+
+        return dataclasses.replace(
+            compiled, train_step={size: wrapped(train_step) for size, train_step in compiled.train_step.items()}
+        )
+
+    setattr(loop, "compile_program", compiling)  # noqa: B010
+
+
 def inject(fault: str) -> None:
     """Puts a fault into this process."""
     kind, value = fault.split("=")
-    if kind == "nan-row":
+    if kind == "stuck-device":
+        stick_the_devices(int(value))
+    elif kind.startswith("stuck"):
+        stick(kind, value)
+    elif kind == "slow-eval":
+        slow_down_evaluations(float(value))
+    elif kind == "nan-row":
         setattr(RowTable, "assemble", with_nan_row(int(value)))  # noqa: B010
     elif kind == "raise":
         name, step = value.split("@")
@@ -144,5 +236,6 @@ def inject(fault: str) -> None:
 
 
 if __name__ == "__main__":
+    delay_aborts()
     inject(sys.argv[1])
     leave(main(sys.argv[2:]))

@@ -201,7 +201,7 @@ class Checkpointer:
             for path in listing.leftovers:
                 _log.warning("%s is left over from an interrupted save; removed", path)
                 delete(path)
-        distributed.barrier("checkpoints listed", timeout=300)
+        distributed.barrier("checkpoints listed")
         return listing
 
     def _set_aside(self, unusable: list[tuple[Path, str]]) -> None:
@@ -209,7 +209,7 @@ class Checkpointer:
         if jax.process_index() == 0:
             for path, why in unusable:
                 set_aside(path, why)
-        distributed.barrier("unusable checkpoints set aside", timeout=300)
+        distributed.barrier("unusable checkpoints set aside")
 
     def _completed(self, step: int, started: float) -> None:
         self._on_saved(step, time.monotonic() - started)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxtrain.checkpoint.directory import is_complete
+from jaxtrain.resilience.whereabouts import here
 
 _LOOK_AGAIN = 0.1
 
@@ -34,10 +35,11 @@ class Completion:
             raise self._error
 
     def _watch(self) -> None:
-        while not is_complete(self._path):
-            if self._ended.wait(_LOOK_AGAIN) and not is_complete(self._path):
-                return
-        try:
-            self._then()
-        except Exception as error:
-            self._error = error
+        with here.background("save"):
+            while not is_complete(self._path):
+                if self._ended.wait(_LOOK_AGAIN) and not is_complete(self._path):
+                    return
+            try:
+                self._then()
+            except Exception as error:
+                self._error = error

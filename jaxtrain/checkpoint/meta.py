@@ -28,6 +28,7 @@ class Meta:
         arrays: of each leaf, shape and dtype, by path name.
         metrics: finite ones of an evaluation at this very step, such as `eval_loss`; empty without one.
         saved_at: when the save began, in unix seconds by process 0's clock.
+        abandoned: whether the evaluation of this step was left off, and is to be done when the run goes on.
         origin: what `init_from` gave where the run began, by `origin.describe`.
     """
 
@@ -41,6 +42,7 @@ class Meta:
     versions: dict[str, str] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     saved_at: float = 0.0
+    abandoned: bool = False
     origin: dict[str, Any] | None = None
     format: int = FORMAT
 

@@ -35,6 +35,7 @@ from jaxtrain.config.data import (
 )
 from jaxtrain.config.model import DecoderConfig, ModelConfig, OwnModelConfig
 from jaxtrain.config.optimizer import AdamWConfig, EmaConfig, OptimizerConfig
+from jaxtrain.config.resilience import WatchdogConfig
 
 
 class MeshConfig(Section):
@@ -177,7 +178,7 @@ class DistributedConfig(Section):
     process_id: Count | None = setting(None, "This process's number, from 0.", may_change=True, ge=0)
     start_timeout: Seconds = setting(300, "Seconds to wait for all processes at start.", may_change=True, gt=0)
     heartbeat_timeout: Seconds = setting(
-        100, "Seconds of silence after which a process is dead.", may_change=True, gt=0
+        100, "Seconds of silence after which a process is dead, and all others end.", may_change=True, gt=0
     )
 
 
@@ -193,6 +194,9 @@ class Config(Section):
     )
     max_hours: float | None = setting(
         None, "Hours after which this start saves and ends with exit code 75; null: no limit.", may_change=True, gt=0
+    )
+    grace_seconds: Seconds = setting(
+        30, "Seconds to save and leave in after SIGTERM, SIGUSR1 or Ctrl-C.", may_change=True, gt=0
     )
     init_from: RunName | None = setting(
         None, "RUN or RUN@STEP whose parameters a new run begins with, its newest step or that one; null: random ones."
@@ -247,6 +251,7 @@ class Config(Section):
     telemetry: TelemetryConfig = section(TelemetryConfig, "What is written down.")
     profile: ProfileConfig = section(ProfileConfig, "The profiler's window.")
     distributed: DistributedConfig = section(DistributedConfig, "Several processes.")
+    watchdog: WatchdogConfig = section(WatchdogConfig, "Limits beyond which a part of the run is stuck.")
 
     _origins: Mapping[str, str] = PrivateAttr(default_factory=dict)
 

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+DEVICES = "devices"
+"""What a main thread waits for that waits for no other process in particular."""
 _MEDIAN_OF = 64
 
 
@@ -31,7 +33,13 @@ class Phase:
 
 
 class Whereabouts:
-    """Of one process; written by the main thread, but for `background`."""
+    """Of one process; written by the main thread, but for `background`.
+
+    Attributes:
+        step: the last one that was finished.
+        waiting: what the main thread waits for; empty: for nobody.
+        watched: whether a watchdog looks.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -41,6 +49,7 @@ class Whereabouts:
         """As at the start of a process; for a process that runs several trainings."""
         self.step = 0
         self.waiting = ""
+        self.watched = False
         self._phases = [Phase("start", "start", time.monotonic())]
         self._behind: list[Phase] = []
         self._seconds: deque[float] = deque(maxlen=_MEDIAN_OF)
@@ -66,7 +75,7 @@ class Whereabouts:
 
     @contextlib.contextmanager
     def background(self, name: str) -> Iterator[None]:
-        """Another thread does `name` inside, such as writing a checkpoint; it has the limit of the phase of this name."""
+        """Another thread does `name` inside, such as writing a checkpoint; the limit is `watchdog.NAME`."""
         mine = Phase(name, name, time.monotonic())
         with self._lock:
             self._behind.append(mine)
