@@ -57,6 +57,10 @@ class Agreement:
         """Asks for more, from any process and any thread."""
         self._requested |= requests
 
+    def save_every(self, seconds: float) -> None:
+        """Asks for a save when so long has passed since the last one began; process 0's counts. From any thread."""
+        self._save_after = seconds
+
     def saved(self) -> None:
         """A save began, for whatever reason."""
         self._saved_at = now()

@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 
 import jax
@@ -198,6 +199,11 @@ def differing(mine: Sequence[int]) -> list[int]:
     """The places where the processes have different numbers in lists of the same length."""
     gathered = _gather(np.array(mine, np.int64) % 2**31)
     return np.flatnonzero((gathered != gathered[:1]).any(axis=0)).tolist() if jax.process_count() > 1 else []
+
+
+def hosts() -> int:
+    """How many machines the processes run on."""
+    return len(set(_gather(np.int64(zlib.crc32(socket.gethostname().encode()) % 2**31)).tolist()))
 
 
 def from_first(mine: int) -> int:

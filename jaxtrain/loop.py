@@ -10,7 +10,7 @@ import jax
 
 from jaxtrain import distributed
 from jaxtrain.agreement import Agreement, Requests, now
-from jaxtrain.checkpoint import Checkpointer, Meta, Saved, restore_part
+from jaxtrain.checkpoint import Checkpointer, Meta, Pace, Saved, restore_part
 from jaxtrain.config import Config, check_steps
 from jaxtrain.continuation import own_checkpoints, refuse_foreign_run
 from jaxtrain.data import RowOrder
@@ -92,6 +92,7 @@ def _run(
                 return
             del verified
         agreement = Agreement(config, program.mesh, started)
+        follow_cost(config, directory, checkpointer, recorder, agreement)
         compiled = compile_program(program, total_steps, checkpointer, recorder, agreement)
         state, meta = restore_or_initialise(program, checkpointer, recorder, data.hash, origin)
         watchdog.restored(meta.step)
@@ -114,6 +115,19 @@ def _run(
         with contextlib.closing(training), watchdog.looping(leave), here.phase("step"):
             training.run(evaluate_first=left)
         recorder.completed(training.meta.step)
+
+
+def follow_cost(
+    config: Config, directory: RunDirectory, checkpointer: Checkpointer, recorder: Recorder, agreement: Agreement
+) -> None:
+    """With `checkpoint.interval: auto`, lets what saves cost decide how often they come."""
+    if config.checkpoint.interval is None:
+        return
+    hosts = distributed.hosts()
+    if jax.process_index() == 0:
+        events = read_events(directory.events)
+        pace = Pace(config.checkpoint, hosts, events, now, agreement.save_every, recorder.paced)
+        checkpointer.tell(pace.saved)
 
 
 def open_recorder(

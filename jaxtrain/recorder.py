@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 import jax
 from rich.console import Console
 
+from jaxtrain.checkpoint import Choice
 from jaxtrain.config import Config, TokenRowsConfig, dump
 from jaxtrain.data.vocabulary import keep_vocabulary
 from jaxtrain.errors import EXIT_COMPLETE, EXIT_CRASHED, EXIT_INTERRUPTED, JaxtrainError, RunPaused, refusing_os_errors
@@ -191,9 +192,21 @@ class Recorder:
             f"or the folder with XProf: xprof --logdir {folder}"
         )
 
-    def saved(self, step: int, seconds: float) -> None:
-        """A checkpoint that was committed; called from the saving thread."""
-        self._event("save", step=step, seconds=round(seconds, 3))
+    def saved(self, step: int, seconds: float, stall: float) -> None:
+        """A checkpoint that was committed, after the loop stood still for `stall`; called from the saving thread."""
+        self._event("save", step=step, seconds=round(seconds, 3), stall=round(stall, 4))
+
+    def left_out(self, step: int, why: str) -> None:
+        """A save that was due and not begun."""
+        self._event("left_out", step=step, reason=why)
+        self.message(f"step {step} is not saved: {why}")
+
+    def paced(self, choice: Choice) -> None:
+        """The interval between saves that was chosen; called from the saving thread."""
+        cost = {"stall": round(choice.cost.stall, 4), "write": round(choice.cost.write, 3)}
+        rate = float(f"{choice.failures_per_day:.4g}")
+        self._event("interval", seconds=round(choice.seconds, 1), **cost, failures_per_day=rate, source=choice.source)
+        self.message(str(choice))
 
     def rows(self, step: int, position: int, ids: Sequence[str | int], skipped: bool) -> None:
         """The row ids that this process consumed for a step (or lost to a skipped one)."""

@@ -220,7 +220,7 @@ class Training:
         if self._eval_due(step):
             self._evaluate_now()
         if self._save_due(step) or self._due.save:
-            self._save()
+            self._save(patient=False)
         self._leave_if_asked()
         self._due = Requests()
         self._profile.begin(step, self._state)
@@ -264,13 +264,20 @@ class Training:
         finite = {f"eval_{name}": value for name, value in values.items() if math.isfinite(value)}
         self._evaluated = (self.meta.step, finite)
 
-    def _save(self) -> None:
-        """With the evaluation of this very step, if there was one, for `keep_best`."""
+    def _save(self, *, patient: bool = True) -> None:
+        """With the evaluation of this very step, if there was one, for `keep_best`.
+
+        One that isn't the last is left out where a slow storage hasn't taken the one before.
+        """
         step, metrics = self._evaluated
         metrics = metrics if step == self.meta.step else {}
         self._agreement.saved()
+        meta = replace(self.meta, config=self.config.to_dict(), metrics=metrics)
         with here.phase("save"):
-            self._checkpointer.save(self._state, replace(self.meta, config=self.config.to_dict(), metrics=metrics))
+            saved = self._checkpointer.save(self._state, meta, patient=patient)
+        if not saved:
+            waited = f"the save before still runs, after checkpoint.patience={self.config.checkpoint.patience} s"
+            self._recorder.left_out(self.meta.step, f"{waited}; the storage is slower than saves are due")
 
     def _finish(self) -> None:
         """Evaluates and saves the final state, complete before this returns."""

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jaxtrain import agreement
+from jaxtrain.checkpoint.interval import Cost, best_interval
 from jaxtrain.data import RowTable
 from jaxtrain.errors import EXIT_REQUEUE, RunPaused
 from jaxtrain.recorder import Recorder
@@ -63,6 +64,23 @@ def test_saving_by_time_changes_no_loss(straight: Straight, tmp_path: Path, tiny
     config = tiny_config(tmp_path, tiny_data, *STRAIGHT, "checkpoint.every=0", "checkpoint.every_minutes=2")
     run_here(config)
     assert checkpoint_steps(config.run_dir) == [5, 10]
+    assert step_losses(config.run_dir) == step_losses(straight("one device"))
+
+
+@pytest.mark.usefixtures("a_minute_a_step")
+def test_the_interval_follows_from_what_the_first_save_cost(
+    straight: Straight, tmp_path: Path, tiny_data: Path
+) -> None:
+    rate = "checkpoint.failures_per_day=24"
+    auto = ["checkpoint.every=0", "checkpoint.interval=auto", rate]
+    config = tiny_config(tmp_path, tiny_data, *STRAIGHT, *auto)
+    run_here(config)
+    save, interval = events(config.run_dir, "save")[0], events(config.run_dir, "interval")[0]
+    assert save["step"] == 4, "it comes after a minute"
+    assert 0 < save["stall"] <= save["seconds"]
+    cost = Cost(interval["stall"], interval["write"])
+    assert (interval["stall"], interval["write"]) == (save["stall"], save["seconds"])
+    assert interval["seconds"] == pytest.approx(best_interval(cost, 3600), abs=0.1)
     assert step_losses(config.run_dir) == step_losses(straight("one device"))
 
 

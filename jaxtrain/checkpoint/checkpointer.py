@@ -5,8 +5,10 @@ A checkpoint is one Orbax composite, committed as a whole: `state`, which plain 
 """
 
 import contextlib
+import errno
 import importlib.metadata
 import logging
+import os
 import tempfile
 import time
 import zlib
@@ -39,6 +41,9 @@ from jaxtrain.errors import CheckpointError, ConfigError, first_line
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 _log = logging.getLogger(__name__)
 
+OnSaved = Callable[[int, float, float], None]
+_READY, _THERE, _BUSY = range(3)
+
 
 class Checkpointer:
     """The checkpoints of one run. Every process calls every method; process 0 owns the directory.
@@ -46,13 +51,14 @@ class Checkpointer:
     Args:
         directory: where the steps lie; made at the first save.
         rules: which checkpoints stay.
-        on_saved: called on process 0, from a background thread, with (step, seconds) once a save is committed.
+        on_saved: called on process 0, from a background thread, with (step, seconds, seconds of these that the loop
+            stood still) once a save is committed.
 
     Raises:
         ConfigError: no checkpoint can be saved at this path.
     """
 
-    def __init__(self, directory: Path, rules: CheckpointConfig, on_saved: Callable[[int, float], None]):
+    def __init__(self, directory: Path, rules: CheckpointConfig, on_saved: OnSaved):
         if "[" in str(directory):
             # Orbax looks for the parts of a save with `glob`; where it finds none it commits a checkpoint without data.
             raise ConfigError(
@@ -61,12 +67,17 @@ class Checkpointer:
             )
         self.directory = directory
         self._retention = Retention(directory, rules)
-        self._on_saved = on_saved
+        self._patience = rules.patience
+        self._on_saved = [on_saved]
         self._completion: Completion | None = None
         self._sums: Callable[[Any], dict[str, jax.Array]] = jax.jit(content_sums)
         self._orbax = ocp.AsyncCheckpointer(
             ocp.CompositeCheckpointHandler(state=state_handler(), meta=ocp.JsonCheckpointHandler())
         )
+
+    def tell(self, on_saved: OnSaved) -> None:
+        """Calls this too once a save is committed."""
+        self._on_saved.append(on_saved)
 
     def claim(self) -> None:
         """Makes the directory, and raises an OSError now if nothing can be written there when the first save is due."""
@@ -76,21 +87,36 @@ class Checkpointer:
                 pass
 
     def prepare(self, abstract_state: Any) -> None:
-        """Compiles the checksum program, so that no save waits for a compiler."""
+        """Compiles the checksum program, so that no save waits for a compiler; warns where the disk is too small."""
+        if jax.process_index() == 0:
+            self._retention.warn_of_small_disk(
+                sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract_state))
+            )
         self._sums = jax.jit(content_sums).lower(abstract_state).compile()
 
-    def save(self, state: Any, meta: Meta) -> None:
+    def save(self, state: Any, meta: Meta, *, patient: bool = True) -> bool:
         """Starts to save; returns when `state` may be donated. The write itself runs in the background.
 
         A step that is already there is not written again.
 
+        Args:
+            patient: whether to wait for a save that still runs, however long it takes, or for `checkpoint.patience`.
+
+        Returns:
+            False where nothing was begun, since the save before still runs; the same on every process.
+
         Raises:
             CheckpointError: this save can't start, or an earlier one failed in the background.
         """
-        self.wait()
         path = step_path(self.directory, meta.step)
-        if distributed.from_first(int(path.exists())):
-            return
+        readiness = self._readiness(path, patient) if jax.process_index() == 0 else _READY
+        began = time.monotonic()
+        readiness = distributed.from_first(readiness)
+        if readiness == _BUSY:
+            return False
+        self.wait()
+        if readiness == _THERE:
+            return True
         plain = to_plain(state)
         complete = replace(
             meta,
@@ -99,13 +125,25 @@ class Checkpointer:
             saved_at=time.time(),
             versions={name: importlib.metadata.version(name) for name in _PACKAGES},
         )
-        started = time.monotonic()
         with _naming(path):
             self._orbax.save(
                 path, args=ocp.args.Composite(state=ocp.args.PyTreeSave(plain), meta=ocp.args.JsonSave(vars(complete)))
             )
         if jax.process_index() == 0:
-            self._completion = Completion(path, lambda: self._completed(meta.step, started))
+            stall = time.monotonic() - began
+            self._completion = Completion(
+                path, lambda: self._completed(meta.step, began, stall), self._orbax.check_for_errors
+            )
+        return True
+
+    def _readiness(self, path: Path, patient: bool) -> int:
+        """Waits for the save that is running; by process 0 alone, for all."""
+        if self._completion is not None and not patient:
+            with _naming(self.directory):
+                if not self._completion.wait(self._patience):
+                    return _BUSY
+        self.wait()
+        return _THERE if path.exists() else _READY
 
     def check(self) -> None:
         """Raises the CheckpointError of a background save that failed; costs nothing otherwise."""
@@ -211,8 +249,10 @@ class Checkpointer:
                 set_aside(path, why)
         distributed.barrier("unusable checkpoints set aside")
 
-    def _completed(self, step: int, started: float) -> None:
-        self._on_saved(step, time.monotonic() - started)
+    def _completed(self, step: int, began: float, stall: float) -> None:
+        seconds = time.monotonic() - began
+        for on_saved in self._on_saved:
+            on_saved(step, seconds, stall)
         self._retention.apply()
 
 
@@ -234,4 +274,8 @@ def _naming(path: Path) -> Iterator[None]:
     except CheckpointError:
         raise
     except Exception as error:
-        raise CheckpointError(f"{path}: save failed: {first_line(error)}") from error
+        said = first_line(error)
+        # TensorStore says so behind names so long that the line is cut before.
+        full = os.strerror(errno.ENOSPC)
+        said = f"{full} ({said})" if full in str(error) and full not in said else said
+        raise CheckpointError(f"{path}: save failed: {said}") from error

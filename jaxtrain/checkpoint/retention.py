@@ -2,6 +2,7 @@
 
 import logging
 import math
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +75,19 @@ class Retention:
             except OSError as error:
                 _log.warning("%s can't be deleted: %s", step_path(self._directory, step), error)
 
+    def warn_of_small_disk(self, size: int) -> None:
+        """Logs where checkpoints of `size` bytes won't fit, before the first one is due.
+
+        One more than `keep` are there while one is written; those kept for ever are not counted.
+        """
+        missing = max(0, self._rules.keep - len(list_checkpoints(self._directory).steps)) + 1
+        free = shutil.disk_usage(self._directory).free
+        if free < missing * size:
+            _log.warning(
+                "%s has %s free, and %d more checkpoints of %s each will not fit; free some space, or lower "
+                "checkpoint.keep=%d", self._directory, _shown(free), missing, _shown(size), self._rules.keep,
+            )  # fmt: skip
+
     def _describe(self, step: int) -> Kept | None:
         """None for one that can't be described: it counts for nothing and is not deleted."""
         if step not in self._known:
@@ -83,3 +97,7 @@ class Retention:
                 return None
             self._known[step] = Kept(step, meta.saved_at, meta.metrics)
         return self._known[step]
+
+
+def _shown(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

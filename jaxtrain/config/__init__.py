@@ -3,6 +3,7 @@
 from jaxtrain.config.arguments import Arguments, parse_arguments
 from jaxtrain.config.base import Section
 from jaxtrain.config.batches import BatchPlan, Phase
+from jaxtrain.config.checkpoint import CheckpointConfig, KeepBestConfig, LocalCheckpointConfig
 from jaxtrain.config.checks import BATCH_AXES, check, check_layout, check_steps, resolve_mesh
 from jaxtrain.config.data import (
     DataConfig,
@@ -40,11 +41,9 @@ from jaxtrain.config.optimizer import (
     StableSchedule,
 )
 from jaxtrain.config.schema import (
-    CheckpointConfig,
     Config,
     DistributedConfig,
     EvalConfig,
-    KeepBestConfig,
     MeshConfig,
     PipelineConfig,
     ProfileConfig,
@@ -75,6 +74,7 @@ __all__ = [
     "KeepBestConfig",
     "LinearSchedule",
     "LionConfig",
+    "LocalCheckpointConfig",
     "LossConfig",
     "MeshConfig",
     "MixtureDataConfig",

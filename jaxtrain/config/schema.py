@@ -25,6 +25,7 @@ from jaxtrain.config.base import (
     setting,
 )
 from jaxtrain.config.batches import BatchPlan
+from jaxtrain.config.checkpoint import CheckpointConfig
 from jaxtrain.config.data import (
     SET_NAME,
     DataConfig,
@@ -120,37 +121,6 @@ class EvalConfig(Section):
     )
     batch: Count | None = setting(None, "Examples evaluated at a time; null: global_batch.", may_change=True, gt=0)
     sets: EvalSets = section(EvalSets, "More data sets to evaluate on, by name: the metrics are called eval_NAME_loss.")
-
-
-class KeepBestConfig(Section):
-    """Checkpoints that are kept because they were evaluated best."""
-
-    count: Count = setting(1, "How many.", may_change=True, gt=0)
-    metric: str = setting("eval_loss", "Judged by this one of the evaluation's metrics.", may_change=True)
-    mode: Literal["min", "max"] = setting("min", "Whether the smallest or the largest is best.", may_change=True)
-
-
-class CheckpointConfig(Section):
-    """What is saved, where and how often, and what is deleted again."""
-
-    every: Count = setting(100, "Steps between saves; 0: only the final step, saved always.", may_change=True, ge=0)
-    every_minutes: float | None = setting(
-        None, "Also saved when this time has passed since the last save began; null: not.", may_change=True, gt=0
-    )
-    dir: LocalPath | None = setting(None, "Directory of the checkpoints; null: run_dir/checkpoints.", may_change=True)
-    keep: Count = setting(3, "Newest checkpoints that are kept.", may_change=True, gt=0)
-    keep_every: Count | None = setting(
-        None, "Also kept, for ever: those of each so many steps; null: none.", may_change=True, gt=0
-    )
-    keep_every_hours: float | None = setting(
-        None,
-        "Also kept, for ever: the first, and each saved so long after the one kept before; null: none.",
-        may_change=True,
-        gt=0,
-    )
-    keep_best: KeepBestConfig | None = setting(
-        None, "Also kept: the best by an evaluation at the step of the save; null: none.", may_change=True
-    )
 
 
 class TelemetryConfig(Section):

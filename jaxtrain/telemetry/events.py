@@ -24,7 +24,9 @@ class EventLog:
     | init_from | `run`, `checkpoint`, `step` of that run, `seconds` |
     | restore | `step`, `position`, `seconds`; none where a run begins |
     | compile | `what`, `seconds`                          |
-    | save    | `step`, `seconds`                          |
+    | save    | `step`, `seconds`, `stall`: those of them that the loop stood still |
+    | left_out | `step` that was due to be saved, `reason`  |
+    | interval | `seconds` between saves, chosen from `stall`, `write`, `failures_per_day`; `source` of the last |
     | eval    | `step`, `loss`, `seconds`                  |
     | profile | `first`, `last` traced step, `seconds`     |
     | skip    | `step`, `position`, `reason`               |

@@ -34,7 +34,7 @@ META = Meta(step=1, position=8, skipped=0, config={"steps": 10}, data_hash="abc"
 
 
 def checkpointer_in(folder: Path, keep: int = 3, **rules: Any) -> Checkpointer:
-    return Checkpointer(folder, CheckpointConfig(keep=keep, **rules), lambda step, seconds: None)
+    return Checkpointer(folder, CheckpointConfig(keep=keep, **rules), lambda *saved: None)
 
 
 def small_state(value: float = 1.0) -> dict[str, Any]:

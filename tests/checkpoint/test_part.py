@@ -25,7 +25,7 @@ def abstract(tree: Any) -> Any:
 
 
 def save(folder: Path, state: Any, step: int = 1) -> Saved:
-    checkpointer = Checkpointer(folder, CheckpointConfig(), lambda step, seconds: None)
+    checkpointer = Checkpointer(folder, CheckpointConfig(), lambda *saved: None)
     checkpointer.save(state, Meta(step=step, position=8 * step, skipped=0, config={}, data_hash=""))
     checkpointer.close()
     return open_saved(folder)

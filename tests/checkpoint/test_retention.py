@@ -148,7 +148,7 @@ def state(value: float = 1.0) -> dict[str, Any]:
 
 
 def save_steps(folder: Path, steps: list[int], **rules: Any) -> None:
-    checkpointer = Checkpointer(folder, CheckpointConfig(**rules), lambda step, seconds: None)
+    checkpointer = Checkpointer(folder, CheckpointConfig(**rules), lambda *saved: None)
     for step in steps:
         checkpointer.save(state(), Meta(step=step, position=0, skipped=0, config={}, data_hash=""))
     checkpointer.close()
@@ -201,7 +201,7 @@ def test_an_old_one_goes_as_soon_as_the_new_one_is_complete_and_not_before(
         remove(path, *arguments, **options)
 
     monkeypatch.setattr(shutil, "rmtree", watched)
-    checkpointer = Checkpointer(tmp_path, CheckpointConfig(keep=1), lambda step, seconds: None)
+    checkpointer = Checkpointer(tmp_path, CheckpointConfig(keep=1), lambda *saved: None)
     for step in (1, 2, 3):
         checkpointer.save(state(), Meta(step=step, position=0, skipped=0, config={}, data_hash=""))
         checkpointer.wait()

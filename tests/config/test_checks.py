@@ -43,6 +43,31 @@ def refusal(config: Config, **axis_sizes: int) -> list[str]:
             "the nearest is 14 or 16",
         ),
         (
+            {"checkpoint": {"interval": "auto", "every": 50}},
+            "checkpoint.interval=auto chooses when to save, which checkpoint.every=50 says too; "
+            "leave one out (checkpoint.every=0, or checkpoint.interval=null)",
+        ),
+        (
+            {"checkpoint": {"interval": "auto", "every_minutes": 5.0}},
+            "checkpoint.interval=auto chooses when to save, which checkpoint.every_minutes=5.0 says too; "
+            "leave one out (checkpoint.every_minutes=null, or checkpoint.interval=null)",
+        ),
+        (
+            {"checkpoint": {"failures_per_day": 2.0}},
+            "checkpoint.failures_per_day: nothing is chosen by it with checkpoint.interval=null; "
+            "set checkpoint.interval to auto, or leave it out",
+        ),
+        (
+            {"checkpoint": {"interval": "auto", "failures_per_day": 2.0, "failures_per_day_per_host": 1.0}},
+            "checkpoint.failures_per_day and checkpoint.failures_per_day_per_host both say how often the run fails; "
+            "leave one out",
+        ),
+        (
+            {"checkpoint": {"local": {"dir": "/scratch"}}},
+            "checkpoint.local is never saved to; set checkpoint.local.every_minutes, such as 5, "
+            "or checkpoint.local.every, in steps",
+        ),
+        (
             {"steps": None},
             "the run has no end: steps=null and data.epochs=null; set steps, or data.epochs to let the data set it",
         ),

@@ -60,6 +60,8 @@ def faults(path: Path, *overrides: str) -> list[str]:
         (
             "checkpoint: {zzz: 1}",
             "unknown key zzz in section checkpoint; valid keys are checkpoint.every, checkpoint.every_minutes, "
+            "checkpoint.interval, checkpoint.failures_per_day, checkpoint.failures_per_day_per_host, "
+            "checkpoint.patience, checkpoint.local, "
             "checkpoint.dir, checkpoint.keep, checkpoint.keep_every, checkpoint.keep_every_hours, checkpoint.keep_best",
         ),
         ("optimizer: {lr: 1}", "unknown key lr in section optimizer; did you mean optimizer.learning_rate?"),

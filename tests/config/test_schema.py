@@ -38,11 +38,11 @@ SHIPPED = sorted(CONFIGS.glob("*.yml"))
 MAY_CHANGE = {
     "log_every", "microbatch", "compile_cache", "cpu_devices", "resume", "remat", "remat_save",
     "remat_offload", "run_dir", "deterministic", "non_finite",
-    "max_hours", "checkpoint.keep_best",
+    "max_hours", "checkpoint.keep_best", "checkpoint.local",
     "data.dir", "data.workers", "data.prefetch", "data.log_rows", "data.source", "model.loss.chunk",
     "ema.evaluate",
 }  # fmt: skip
-NULL_SECTIONS = ("model.rope.scaling.", "checkpoint.keep_best.")
+NULL_SECTIONS = ("model.rope.scaling.", "checkpoint.keep_best.", "checkpoint.local.")
 SECTIONS_THAT_MAY_CHANGE = {
     "mesh",
     "fsdp",

@@ -5,8 +5,9 @@ devices, and `check_steps` what depends on the length of the run once the data h
 their values and the nearest values that are right.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
+from jaxtrain.config.checks.checkpoint import check_checkpoint
 from jaxtrain.config.checks.data import check_data, check_eval_sets, check_sets_are_evaluated
 from jaxtrain.config.checks.layout import BATCH_AXES, check_distributed, check_mesh, check_parts, resolve_mesh
 from jaxtrain.config.checks.length import (
@@ -17,7 +18,7 @@ from jaxtrain.config.checks.length import (
     check_reference,
 )
 from jaxtrain.config.checks.model import check_model, check_pair, check_remat
-from jaxtrain.config.checks.problems import Problem, multiples, raise_problems
+from jaxtrain.config.checks.problems import raise_problems
 from jaxtrain.config.schema import Config
 
 __all__ = ["BATCH_AXES", "check", "check_layout", "check_steps", "resolve_mesh"]
@@ -41,7 +42,7 @@ def check(config: Config, origins: Mapping[str, str] | None = None, *, for_train
         *check_profile(config, config.steps),
         *check_mesh(config.mesh),
         *check_data(config),
-        *_checkpoint(config),
+        *check_checkpoint(config),
         *check_eval_sets(config),
         *check_distributed(config),
         *check_parts(config, sizes, batches=for_training),
@@ -62,26 +63,3 @@ def check_steps(config: Config, steps: int, origins: Mapping[str, str] | None = 
         [*check_length_of_parts(config, steps), *check_profile(config, steps)],
         config.origins if origins is None else origins,
     )
-
-
-def _checkpoint(config: Config) -> Iterator[Problem]:
-    every, keep_every, best = config.checkpoint.every, config.checkpoint.keep_every, config.checkpoint.keep_best
-    if keep_every is not None and (every == 0 or keep_every % every):
-        nearest = multiples(keep_every, every) if every else "null"
-        yield Problem(
-            ("checkpoint.keep_every", "checkpoint.every"),
-            f"checkpoint.keep_every={keep_every} names steps that checkpoint.every={every} doesn't save; "
-            f"the nearest keep_every is {nearest}",
-        )
-    if best is not None and config.eval.every == 0:
-        yield Problem(
-            ("checkpoint.keep_best", "eval.every"),
-            "checkpoint.keep_best has nothing to judge by with eval.every=0; set eval.every, or keep_best to null",
-        )
-    elif best is not None and (every == 0 or (config.eval.every % every and every % config.eval.every)):
-        nearest = multiples(every, config.eval.every) if every else str(config.eval.every)
-        yield Problem(
-            ("checkpoint.keep_best", "checkpoint.every", "eval.every"),
-            f"checkpoint.keep_best judges checkpoints by an evaluation at the same step, and checkpoint.every={every} "
-            f"and eval.every={config.eval.every} don't fall together; the nearest checkpoint.every is {nearest}",
-        )
