@@ -27,12 +27,14 @@ class Requests:
         end: save and end, since `max_hours` have passed.
         preempt: save and end, since a process was told to leave.
         exclude: save and end, since a host is bad.
+        save_locally: save to the hosts' own disks, and go on.
     """
 
     save: bool = False
     end: bool = False
     preempt: bool = False
     exclude: bool = False
+    save_locally: bool = False
 
     def __or__(self, other: "Requests") -> "Requests":
         return Requests(*(a or b for a, b in zip(astuple(self), astuple(other), strict=True)))
@@ -48,8 +50,10 @@ class Agreement:
     def __init__(self, config: Config, mesh: Mesh, started: float):
         minutes, hours = config.checkpoint.every_minutes, config.max_hours
         self._save_after = None if minutes is None else 60 * minutes
+        local = config.checkpoint.local
+        self._save_locally_after = None if local is None or local.every_minutes is None else 60 * local.every_minutes
         self._end_at = None if hours is None else started + 3600 * hours
-        self._saved_at = now()
+        self._saved_at = self._saved_locally_at = now()
         self._requested = Requests()
         self._flags = _Flags(mesh) if jax.process_count() > 1 else None
 
@@ -65,13 +69,21 @@ class Agreement:
         """A save began, for whatever reason."""
         self._saved_at = now()
         self._requested = replace(self._requested, save=False)
+        self.saved_locally()
+
+    def saved_locally(self) -> None:
+        """A save to the hosts' own disks began, or another one that makes it needless."""
+        self._saved_locally_at = now()
+        self._requested = replace(self._requested, save_locally=False)
 
     def ask(self) -> Requests:
         """What this process asks for now."""
         first = jax.process_index() == 0
         save = self._save_after is not None and now() >= self._saved_at + self._save_after
         end = self._end_at is not None and now() >= self._end_at
-        return self._requested | Requests(save=save and first, end=end and first)
+        after = self._save_locally_after
+        locally = after is not None and now() >= self._saved_locally_at + after
+        return self._requested | Requests(save=save and first, end=end and first, save_locally=locally and first)
 
     def abstract_inputs(self) -> dict[str, jax.ShapeDtypeStruct]:
         """What `inputs` will be, to compile the train step for."""

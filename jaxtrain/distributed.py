@@ -20,7 +20,7 @@ from jaxtrain.config import DistributedConfig
 from jaxtrain.errors import EXIT_MISSING_WORKER, ConfigError, JaxtrainError, MissingWorkerError, first_line
 from jaxtrain.resilience.whereabouts import here
 
-OF_ONE_PROCESS = ("distributed.", "compile_cache", "data.dir", "data.workers", "data.prefetch")
+OF_ONE_PROCESS = ("distributed.", "compile_cache", "checkpoint.local", "data.dir", "data.workers", "data.prefetch")
 """Keys, or their beginnings, that may differ between the processes of a run."""
 
 _CLUSTER_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "OMPI_COMM_WORLD_SIZE")
@@ -203,7 +203,42 @@ def differing(mine: Sequence[int]) -> list[int]:
 
 def hosts() -> int:
     """How many machines the processes run on."""
-    return len(set(_gather(np.int64(zlib.crc32(socket.gethostname().encode()) % 2**31)).tolist()))
+    return len(set(_gather(number_of(socket.gethostname())).tolist()))
+
+
+def number_of(text: str) -> int:
+    """A number for a text, small enough to be compared between processes."""
+    return zlib.crc32(text.encode()) % 2**31
+
+
+def least(mine: int) -> int:
+    """The smallest of the processes' numbers, on every process."""
+    return int(_gather(mine).min())
+
+
+def texts(mine: str) -> list[str]:
+    """What each process gives, by process."""
+    if jax.process_count() == 1:
+        return [mine]
+    content = mine.encode()
+    lengths = _gather(len(content)).tolist()
+    rows = _gather(np.frombuffer(content.ljust(max(lengths)), np.uint8))
+    return [bytes(row[:length].astype(np.uint8)).decode() for row, length in zip(rows, lengths, strict=True)]
+
+
+def own_address(config: DistributedConfig) -> str:
+    """This host, as the host of the coordinator reaches it."""
+    coordinator = config.coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    return _address_towards(coordinator.rpartition(":")[0] if coordinator else socket.gethostname())
+
+
+def _address_towards(host: str) -> str:
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
+            route.connect((host, 9))  # nothing is sent
+            return str(route.getsockname()[0])
+    except OSError:
+        return socket.gethostname()
 
 
 def from_first(mine: int) -> int:

@@ -10,7 +10,7 @@ import jax
 
 from jaxtrain import distributed
 from jaxtrain.agreement import Agreement, Requests, now
-from jaxtrain.checkpoint import Checkpointer, Meta, Pace, Saved, restore_part
+from jaxtrain.checkpoint import Checkpointer, LocalTier, Meta, Pace, Saved, restore_part
 from jaxtrain.config import Config, check_steps
 from jaxtrain.continuation import own_checkpoints, refuse_foreign_run
 from jaxtrain.data import RowOrder
@@ -61,8 +61,8 @@ def _run(
     total_steps = planned_steps(config, data)
     with Recorder(directory, config, total_steps) as recorder, watchdog.explaining():
 
-        def saved(step: int, seconds: float) -> None:
-            recorder.saved(step, seconds)
+        def saved(step: int, seconds: float, stall: float) -> None:
+            recorder.saved(step, seconds, stall)
             watchdog.saved(step)
 
         checkpointer = Checkpointer(config.checkpoint_dir.absolute(), config.checkpoint, saved)
@@ -83,6 +83,7 @@ def _run(
                 if jax.process_index() == 0:
                     own_checkpoints(config)
         watchdog.recording()
+        use_local_disks(config, directory, checkpointer, recorder)
         left = evaluation_left(newest, directory)
         if newest is not None and is_complete(newest, total_steps, data.order, config) and not left:
             with here.phase("restore"):
@@ -115,6 +116,21 @@ def _run(
         with contextlib.closing(training), watchdog.looping(leave), here.phase("step"):
             training.run(evaluate_first=left)
         recorder.completed(training.meta.step)
+
+
+def use_local_disks(config: Config, directory: RunDirectory, checkpointer: Checkpointer, recorder: Recorder) -> None:
+    """With `checkpoint.local`, opens that tier."""
+    rules = config.checkpoint.local
+    if rules is None:
+        return
+    folder = rules.dir.absolute() / distributed.texts(directory.identity() if jax.process_index() == 0 else "")[0]
+    setting = f"checkpoint.local.dir={rules.dir}"
+    with distributed.together("write to checkpoint.local.dir"), refusing_os_errors(setting, "choose another one"):
+        folder.mkdir(parents=True, exist_ok=True)
+    tier = LocalTier(folder, config.distributed, recorder.saved_locally)
+    if not tier.has_copies:
+        recorder.message(f"{setting} is one disk for all processes: if it is lost, so are all checkpoints on it")
+    checkpointer.use_local(tier)
 
 
 def follow_cost(
@@ -223,7 +239,7 @@ def restore_or_initialise(
         meta = Meta(0, position=0, skipped=0, config=config.to_dict(), data_hash=data_hash, origin=began_with)
     else:
         state, meta = restored
-        recorder.restored(meta.step, meta.position, time.perf_counter() - started)
+        recorder.restored(meta.step, meta.position, time.perf_counter() - started, checkpointer.tier)
     with here.phase("restore"):
         distributed.barrier("state ready")
     recorder.started(meta.step, meta.position)

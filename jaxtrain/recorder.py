@@ -130,9 +130,11 @@ class Recorder:
         parts = [f"{part.global_batch} (for {part.steps} steps)" for part in self._config.batch_ramp]
         return ", ".join([*parts, str(self._config.global_batch)])
 
-    def restored(self, step: int, position: int, seconds: float) -> None:
+    def restored(self, step: int, position: int, seconds: float, tier: str | None) -> None:
         """A checkpoint that was read back and verified."""
-        self._event("restore", step=step, position=position, seconds=round(seconds, 3))
+        self._event("restore", step=step, position=position, seconds=round(seconds, 3), tier=tier)
+        if tier == "local":
+            self.message(f"step {step} comes from the hosts' own disks (checkpoint.local)")
 
     def adopted(self, origin: dict[str, Any], seconds: float) -> None:
         """The parameters of another run that this one begins with."""
@@ -195,6 +197,10 @@ class Recorder:
     def saved(self, step: int, seconds: float, stall: float) -> None:
         """A checkpoint that was committed, after the loop stood still for `stall`; called from the saving thread."""
         self._event("save", step=step, seconds=round(seconds, 3), stall=round(stall, 4))
+
+    def saved_locally(self, step: int, seconds: float, stall: float) -> None:
+        """This process's part on the hosts' own disks, and its copy; called from the saving thread."""
+        self._event("save_local", step=step, seconds=round(seconds, 3), stall=round(stall, 4))
 
     def left_out(self, step: int, why: str) -> None:
         """A save that was due and not begun."""

@@ -3,6 +3,8 @@
 import fcntl
 import json
 import logging
+import secrets
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -70,6 +72,13 @@ class RunDirectory:
     def logs(self) -> Path:
         """A folder with what the processes say."""
         return self.path / "logs"
+
+    def identity(self) -> str:
+        """A name that no other run has, nor a copy of this one; made when it is first asked for."""
+        file = self.path / "run_id"
+        if not file.exists():
+            replace_file(file, secrets.token_hex(8) + "\n")
+        return f"{file.read_text().strip()}-{zlib.crc32(str(self.path.resolve()).encode()):08x}"
 
     def rows(self, process: int) -> Path:
         """Which rows each step of this process consumed."""

@@ -27,7 +27,9 @@ def _compared_values(config: Config) -> dict[str, Any]:
     values |= {name: getattr(getattr(config, name), "own_keys", None) for name in ("model", "data")}
     if isinstance(config.data, MixtureDataConfig):  # its directories are of one process as `data.dir` is
         values["data.mixture"] = [(name, component.weight) for name, component in config.data.mixture.items()]
-    return {name: value for name, value in values.items() if not name.startswith(distributed.OF_ONE_PROCESS)}
+    values = {name: value for name, value in values.items() if not name.startswith(distributed.OF_ONE_PROCESS)}
+    local = config.checkpoint.local  # each host may have its disk elsewhere, but all write at the same steps
+    return values | {"checkpoint.local": None if local is None else (local.every, local.every_minutes)}
 
 
 def refuse_other_checkpoints(checkpointer: Checkpointer, newest: Meta | None) -> None:

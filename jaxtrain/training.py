@@ -203,7 +203,7 @@ class Training:
         self._recorder.skipped(attempted, position, f"{found}; update skipped, {self.meta.skipped} so far")
 
     def _is_due(self, step: int) -> bool:
-        due = self._eval_due(step) or self._save_due(step) or self._profile.turns(step)
+        due = self._eval_due(step) or self._save_due(step) or self._local_save_due(step) or self._profile.turns(step)
         return due or step >= self._total or self._due != Requests()
 
     def _eval_due(self, step: int) -> bool:
@@ -211,6 +211,10 @@ class Training:
 
     def _save_due(self, step: int) -> bool:
         return bool(self.config.checkpoint.every) and step % self.config.checkpoint.every == 0
+
+    def _local_save_due(self, step: int) -> bool:
+        local = self.config.checkpoint.local
+        return local is not None and bool(local.every) and step % local.every == 0
 
     def _at_boundary(self) -> None:
         step = self.meta.step
@@ -221,6 +225,8 @@ class Training:
             self._evaluate_now()
         if self._save_due(step) or self._due.save:
             self._save(patient=False)
+        elif self._local_save_due(step) or self._due.save_locally:
+            self._save_locally()
         self._leave_if_asked()
         self._due = Requests()
         self._profile.begin(step, self._state)
@@ -278,6 +284,13 @@ class Training:
         if not saved:
             waited = f"the save before still runs, after checkpoint.patience={self.config.checkpoint.patience} s"
             self._recorder.left_out(self.meta.step, f"{waited}; the storage is slower than saves are due")
+
+    def _save_locally(self) -> None:
+        self._agreement.saved_locally()
+        with here.phase("save"):
+            saved = self._checkpointer.save_locally(self._state, replace(self.meta, config=self.config.to_dict()))
+        if not saved:
+            self._recorder.left_out(self.meta.step, "the save to the hosts' own disks before still runs")
 
     def _finish(self) -> None:
         """Evaluates and saves the final state, complete before this returns."""

@@ -32,6 +32,7 @@ from jaxtrain.checkpoint.directory import (
     state_path,
     step_path,
 )
+from jaxtrain.checkpoint.local import Found, LocalTier, OnSaved
 from jaxtrain.checkpoint.meta import Meta, Unreadable, read_meta
 from jaxtrain.checkpoint.retention import Retention
 from jaxtrain.checkpoint.tree import to_plain
@@ -41,12 +42,14 @@ from jaxtrain.errors import CheckpointError, ConfigError, first_line
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 _log = logging.getLogger(__name__)
 
-OnSaved = Callable[[int, float, float], None]
 _READY, _THERE, _BUSY = range(3)
 
 
 class Checkpointer:
     """The checkpoints of one run. Every process calls every method; process 0 owns the directory.
+
+    Attributes:
+        tier: where the state was restored from: `durable`, or `local`; None before.
 
     Args:
         directory: where the steps lie; made at the first save.
@@ -68,6 +71,8 @@ class Checkpointer:
         self.directory = directory
         self._retention = Retention(directory, rules)
         self._patience = rules.patience
+        self._local: LocalTier | None = None
+        self.tier: str | None = None
         self._on_saved = [on_saved]
         self._completion: Completion | None = None
         self._sums: Callable[[Any], dict[str, jax.Array]] = jax.jit(content_sums)
@@ -78,6 +83,10 @@ class Checkpointer:
     def tell(self, on_saved: OnSaved) -> None:
         """Calls this too once a save is committed."""
         self._on_saved.append(on_saved)
+
+    def use_local(self, tier: LocalTier) -> None:
+        """Saves and restores there too."""
+        self._local = tier
 
     def claim(self) -> None:
         """Makes the directory, and raises an OSError now if nothing can be written there when the first save is due."""
@@ -117,14 +126,7 @@ class Checkpointer:
         self.wait()
         if readiness == _THERE:
             return True
-        plain = to_plain(state)
-        complete = replace(
-            meta,
-            checksums=as_text(jax.device_get(self._sums(state))),
-            arrays=array_types(state),
-            saved_at=time.time(),
-            versions={name: importlib.metadata.version(name) for name in _PACKAGES},
-        )
+        plain, complete = to_plain(state), self._described(state, meta)
         with _naming(path):
             self._orbax.save(
                 path, args=ocp.args.Composite(state=ocp.args.PyTreeSave(plain), meta=ocp.args.JsonSave(vars(complete)))
@@ -135,6 +137,20 @@ class Checkpointer:
                 path, lambda: self._completed(meta.step, began, stall), self._orbax.check_for_errors
             )
         return True
+
+    def save_locally(self, state: Any, meta: Meta) -> bool:
+        """Starts to save to the hosts' own disks; False, on every process, where such a save still runs."""
+        assert self._local is not None, "asked for by checkpoint.local"
+        return self._local.save(state, lambda: self._described(state, meta))
+
+    def _described(self, state: Any, meta: Meta) -> Meta:
+        return replace(
+            meta,
+            checksums=as_text(jax.device_get(self._sums(state))),
+            arrays=array_types(state),
+            saved_at=time.time(),
+            versions={name: importlib.metadata.version(name) for name in _PACKAGES},
+        )
 
     def _readiness(self, path: Path, patient: bool) -> int:
         """Waits for the save that is running; by process 0 alone, for all."""
@@ -177,11 +193,14 @@ class Checkpointer:
         if jax.process_index() == 0:
             self._retention.apply()
         self._orbax.close()
+        if self._local is not None:
+            self._local.close(max(list_checkpoints(self.directory).steps, default=0))
 
     def restore_newest(self, abstract_state: Any) -> tuple[Any, Meta] | None:
         """The newest checkpoint that is complete and reads back with its checksums; None if there is none at all.
 
-        Newer ones that can't be read are set aside with a warning, never taken as absent.
+        Newer ones that can't be read are set aside with a warning, never taken as absent. Of equal steps, the one that
+        is not on the hosts' own disks is taken.
 
         Raises:
             CheckpointError: checkpoints are there, but none can be read, or they don't fit the program.
@@ -190,15 +209,21 @@ class Checkpointer:
         unusable = [(path, "incomplete") for path in listing.incomplete]
         for path in listing.incomplete:
             _log.warning("%s is not a complete checkpoint and is not used", path)
-        for step in listing.steps:
+        local = {found.step: found for found in self._local.found()} if self._local is not None else {}
+        attempts = [*((step, "durable") for step in listing.steps), *((step, "local") for step in local)]
+        for step, tier in sorted(attempts, key=lambda attempt: (-attempt[0], attempt[1])):
             try:
-                restored = self._restore(step, abstract_state)
+                restored = self._restore(step, abstract_state, local[step] if tier == "local" else None)
             except Unreadable as problem:
                 path = step_path(self.directory, step)
-                _log.warning("checkpoint %s can't be read and is not used: %s", path, problem)
-                unusable.append((path, "unreadable"))
+                named = path if tier == "durable" else f"{step} on the hosts' own disks"
+                _log.warning("checkpoint %s can't be read and is not used: %s", named, problem)
+                if tier == "durable":
+                    unusable.append((path, "unreadable"))
                 continue
             self._set_aside(unusable)
+            self._forget_after(step)
+            self.tier = tier
             return restored
         if unusable:
             names = ", ".join(path.name for path, _ in unusable)
@@ -206,6 +231,7 @@ class Checkpointer:
                 f"{self.directory}: none of the checkpoints that are there can be read ({names}); "
                 f"put back a copy of one, or start anew in another run_dir"
             )
+        self._forget_after(0)
         return None
 
     def newest_meta(self) -> Meta | None:
@@ -217,15 +243,22 @@ class Checkpointer:
                 continue
         return None
 
-    def _restore(self, step: int, abstract_state: Any) -> tuple[Any, Meta]:
+    def _restore(self, step: int, abstract_state: Any, found: Found | None) -> tuple[Any, Meta]:
         def read() -> tuple[Any, Meta]:
             meta = read_meta(self.directory, step)
             _refuse_other_arrays(step, meta.arrays, array_types(abstract_state))
             return read_arrays(state_path(self.directory, step), abstract_state), meta
 
-        state, meta = read_by_all(read)
+        if found is not None and self._local is not None:
+            state, meta = self._local.restore(found, abstract_state)
+        else:
+            state, meta = read_by_all(read)
         verify(self._sums(state), meta.checksums)
         return state, meta
+
+    def _forget_after(self, step: int) -> None:
+        if self._local is not None:
+            self._local.forget_after(step)
 
     def _agreed_listing(self) -> Listing:
         """What the directory holds, the same for every process, without what interrupted saves left."""

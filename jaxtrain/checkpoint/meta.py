@@ -54,6 +54,16 @@ class Unreadable(Exception):
     """A checkpoint that is there and can't be read."""
 
 
+def parse_meta(text: str | bytes) -> Meta:
+    """A description from JSON; raises Unreadable where it is none."""
+    try:
+        return _META.validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise Unreadable(f"its description is damaged: {where}: {first['msg']}") from error
+
+
 def read_meta(directory: Path, step: int) -> Meta:
     """The description of the checkpoint of `step` in `directory`.
 
@@ -69,13 +79,9 @@ def read_meta(directory: Path, step: int) -> Meta:
             raise CheckpointError(
                 f"{step_path(directory, step)} has format {format_}; this program reads format {FORMAT}"
             )
-        meta = _META.validate_json(json.dumps(content), strict=True)
-    except CheckpointError:
+        meta = parse_meta(json.dumps(content))
+    except (CheckpointError, Unreadable):
         raise
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise Unreadable(f"its description is damaged: {where}: {first['msg']}") from error
     except Exception as error:
         raise Unreadable(f"its description can't be read: {first_line(error)}") from error
     if meta.step != step:

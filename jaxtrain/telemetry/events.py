@@ -22,9 +22,10 @@ class EventLog:
     |---------|--------------------------------------------|
     | start   | `step`: last finished one (0: none), `steps`: planned ones |
     | init_from | `run`, `checkpoint`, `step` of that run, `seconds` |
-    | restore | `step`, `position`, `seconds`; none where a run begins |
+    | restore | `step`, `position`, `seconds`, `tier` (durable, local); none where a run begins |
     | compile | `what`, `seconds`                          |
     | save    | `step`, `seconds`, `stall`: those of them that the loop stood still |
+    | save_local | the same, of process 0's part and its copy |
     | left_out | `step` that was due to be saved, `reason`  |
     | interval | `seconds` between saves, chosen from `stall`, `write`, `failures_per_day`; `source` of the last |
     | eval    | `step`, `loss`, `seconds`                  |
