@@ -25,6 +25,7 @@ from jaxtrain.resilience.watchdog import Watchdog
 from jaxtrain.resilience.whereabouts import here
 from jaxtrain.run_directory import RunDirectory
 from jaxtrain.same_run import refuse_other_checkpoints, refuse_other_configs, refuse_other_data
+from jaxtrain.spike_guard import SpikeGuard
 from jaxtrain.telemetry.events import read_events
 from jaxtrain.training import Compiled, Training
 from jaxtrain.training_data import TrainingData, open_data, refuse_other_fields
@@ -75,7 +76,7 @@ def _run(
         agree_on_origin(config, origin)
         distributed.barrier("config checked", config.distributed.start_timeout)
         with distributed.together("write to run_dir"):
-            open_recorder(recorder, program, data.hash, newest, origin)
+            open_recorder(recorder, program, data.hash, newest, origin, now() - started)
             for line in data.summary.splitlines():
                 recorder.message(line)
             with refusing_os_errors(f"checkpoint.dir={config.checkpoint_dir}", "choose one that can be written"):
@@ -93,8 +94,9 @@ def _run(
                 return
             del verified
         agreement = Agreement(config, program.mesh, started)
+        guard = SpikeGuard(config, program.layout)
         follow_cost(config, directory, checkpointer, recorder, agreement)
-        compiled = compile_program(program, total_steps, checkpointer, recorder, agreement)
+        compiled = compile_program(program, total_steps, checkpointer, recorder, agreement, guard)
         state, meta = restore_or_initialise(program, checkpointer, recorder, data.hash, origin)
         watchdog.restored(meta.step)
         profile = ProfileWindow(config.profile, directory.profile(jax.process_index()), recorder.profiled)
@@ -108,6 +110,7 @@ def _run(
             profile,
             agreement,
             watchdog,
+            guard,
             state,
             meta,
             total_steps,
@@ -147,12 +150,16 @@ def follow_cost(
 
 
 def open_recorder(
-    recorder: Recorder, program: Program, data_hash: str, newest: Meta | None, origin: Saved | None
+    recorder: Recorder, program: Program, data_hash: str, newest: Meta | None, origin: Saved | None, seconds: float
 ) -> None:
-    """Starts to write, with what the run began with, what is new about its length, and what may be a mistake."""
+    """Starts to write, with what the run began with, what is new about its length, and what may be a mistake.
+
+    Args:
+        seconds: since this start began.
+    """
     config = program.config
     began_with = newest.origin if newest is not None else describe(config, origin) if origin is not None else None
-    recorder.open(program, data_hash, newest.step if newest is not None else 0, began_with)
+    recorder.open(program, data_hash, newest.step if newest is not None else 0, began_with, seconds)
     if newest is not None and newest.config.get("steps") != config.steps:
         recorder.message(f"steps was {newest.config.get('steps')} and is {config.steps} now")
     for remark in remarks(config, origin, data_hash) if origin is not None else ():
@@ -195,11 +202,16 @@ def evaluation_left(newest: Meta | None, directory: RunDirectory) -> bool:
 
 
 def compile_program(
-    program: Program, total_steps: int, checkpointer: Checkpointer, recorder: Recorder, agreement: Agreement
+    program: Program,
+    total_steps: int,
+    checkpointer: Checkpointer,
+    recorder: Recorder,
+    agreement: Agreement,
+    guard: SpikeGuard,
 ) -> Compiled:
     """Compiles everything that the run will call, and waits until every process has done so."""
     train_step, sizes = {}, program.config.batches.sizes
-    inputs = {**program.abstract_inputs(), **agreement.abstract_inputs()}
+    inputs = {**program.abstract_inputs(), **agreement.abstract_inputs(), **guard.abstract_inputs()}
     for size in sizes:
         rows = {"rows": size} if len(sizes) > 1 else {}
         with here.phase("compile"), recorder.timed("compile", what="train_step", **rows):

@@ -2,9 +2,11 @@
 
 import contextlib
 import logging
+import os
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
@@ -17,6 +19,8 @@ from jaxtrain.data.vocabulary import keep_vocabulary
 from jaxtrain.errors import EXIT_COMPLETE, EXIT_CRASHED, EXIT_INTERRUPTED, JaxtrainError, RunPaused, refusing_os_errors
 from jaxtrain.models.parameters import count_parameters
 from jaxtrain.program import Program
+from jaxtrain.resilience.beat import ATTEMPT_VARIABLE
+from jaxtrain.resilience.spikes import Spike
 from jaxtrain.run_directory import RunDirectory
 from jaxtrain.sharding.table import render_table
 from jaxtrain.telemetry.events import EventLog
@@ -31,7 +35,28 @@ from jaxtrain.token_data import directories
 if TYPE_CHECKING:
     from jaxtrain.telemetry.tensorboard import TensorBoardWriter
 
+PROGRESS_SECONDS = 10
+"""Between two events of progress."""
+
 _log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Untold:
+    """Steps that no event of progress has told of yet."""
+
+    step: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    waited: float = 0.0
+
+    def add(self, step: int, seconds: float, waited: float) -> None:
+        self.step, self.steps = step, self.steps + 1
+        self.seconds, self.waited = self.seconds + seconds, self.waited + waited
+
+    def fields(self) -> dict[str, float]:
+        seconds = {"seconds": round(self.seconds, 3), "data_wait": round(self.waited, 3)}
+        return {"step": self.step, "steps": self.steps, **seconds}
 
 
 class Recorder:
@@ -55,6 +80,8 @@ class Recorder:
         self._rows: Any = None
         self._progress: TrainingProgress | None = None
         self._step = 0
+        self._untold = _Untold()
+        self._told_at: float | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -77,30 +104,34 @@ class Recorder:
             elif error is not None:
                 self._failed(error)
 
-    def open(self, program: Program, data_hash: str, step: int, origin: dict[str, Any] | None = None) -> None:
+    def open(
+        self, program: Program, data_hash: str, step: int, origin: dict[str, Any] | None = None, seconds: float = 0.0
+    ) -> None:
         """Starts to write: the resolved config, run.json, the log, the start-up table.
 
         `step` is that of the newest checkpoint, 0 for a new run; which one is really restored, its own event tells.
-        `origin` is what the run began with by `init_from`.
+        `origin` is what the run began with by `init_from`; `seconds` are those since this start began.
 
         Raises:
             ConfigError: another process trains in the directory, or it can't be written.
         """
         with self._writing():
-            self._open(program, data_hash, step, origin)
+            self._open(program, data_hash, step, origin, seconds)
 
     def _writing(self) -> contextlib.AbstractContextManager[None]:
         remedy = "free some space or mend what is there, or choose another run_dir"
         return refusing_os_errors(f"run_dir={self._directory.path}", remedy)
 
-    def _open(self, program: Program, data_hash: str, step: int, origin: dict[str, Any] | None) -> None:
+    def _open(self, program: Program, data_hash: str, step: int, origin: dict[str, Any] | None, seconds: float) -> None:
         if self._first:
             self._claim = self._directory.claim()
         open_log(self._directory.path, self._process)
         if not self._first:
             return
         self._events = EventLog(self._directory.events)
-        self._event("start", step=step, steps=self._total)
+        attempt = os.environ.get(ATTEMPT_VARIABLE)
+        supervised = {"attempt": int(attempt)} if attempt is not None and attempt.isdecimal() else {}
+        self._event("start", step=step, steps=self._total, **supervised, seconds=round(seconds, 3))
         self._directory.write_config(self._config)
         if isinstance(self._config.data, TokenRowsConfig):
             keep_vocabulary(directories(self._config.data)[0], self._directory.tokenizer)
@@ -163,6 +194,49 @@ class Recorder:
         self._to_tensorboard("train", self._step, {name: value for name, value in metrics.items() if name != "step"})
         assert self._progress is not None
         self._progress.update(metrics)
+
+    def took(self, step: int, seconds: float, waited: float) -> None:
+        """An attempt at a step has ended, `step` being the last one that is done; the first is told at once."""
+        self._untold.add(step, seconds, waited)
+        if self._told_at is None or time.monotonic() >= self._told_at + PROGRESS_SECONDS:
+            self.progress()
+
+    def progress(self) -> None:
+        """Tells of the steps since the last such event, if there are any: to be called where stepping pauses."""
+        untold, self._untold = self._untold, _Untold()
+        if untold.steps:
+            self._told_at = time.monotonic()
+            self._event("progress", **untold.fields())
+
+    def spike(self, step: int, position: int, spike: Spike, nowhere: bool) -> None:
+        """Numbers far above what is usual; `nowhere`: the rewind that they ask for has no place to go to."""
+        over = {name: getattr(spike.limits, name) for name in spike.over}
+        numbers = {"loss": spike.numbers.loss, "grad_norm": spike.numbers.grad_norm}
+        action = "none" if nowhere else spike.action
+        self._event("spike", step=step, position=position, **numbers, limit=over, action=action)
+        what = {"warn": "", "skip": "; update skipped", "rewind": "; going back"}[spike.action]
+        if nowhere:
+            what = "; it can't go back: no checkpoint is spikes.rewind_back steps older, or the data end before"
+        self.message(f"step {step}: spike: {spike}{what}")
+
+    def rewound(self, left: int, step: int, cut: int, position: int, seconds: float) -> None:
+        """The run went back from step `left`; what was written for steps that will come again is dropped.
+
+        Args:
+            cut: data position of the state of `step`.
+            position: data position that the run goes on from.
+        """
+        self._event("rewind", step=left, to=step, position=position, seconds=round(seconds, 3))
+        for closable in (self._rows, self._metrics, self._norms, self._tensorboard):
+            if closable is not None:
+                closable.close()
+        self._step, self._rows, self._metrics, self._norms, self._tensorboard = step, None, None, None, None
+        with self._writing():
+            if self._config.data.log_rows:
+                self._rows = self._open_rows(cut)
+            if self._first:
+                self._open_metrics(step)
+        self.message(f"went back from step {left} to {step}, and goes on at data position {position}")
 
     def skipped(self, step: int, position: int, message: str) -> None:
         """An update that was not applied, of the rows at a data position."""
@@ -250,6 +324,7 @@ class Recorder:
         self.message(f"complete: {step} steps in {self._directory.path}")
 
     def _paused(self, pause: RunPaused) -> None:
+        self.progress()
         self._event("stop", step=self._step, reason=str(pause), exit_code=pause.exit_code)
         self.message(str(pause))
 
@@ -258,6 +333,7 @@ class Recorder:
         _log.info("the run ended with an error:\n%s", text)
         code = EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", EXIT_CRASHED)
         reason = str(error) if isinstance(error, JaxtrainError) else f"{type(error).__name__}: {error}"
+        self.progress()
         self._event("stop", step=self._step, reason=reason, exit_code=code)
 
     def _open_metrics(self, step: int) -> None:

@@ -22,8 +22,9 @@ Metrics = dict[str, Array]
 
 StepInputs = dict[str, Any]
 """{"key": the run's random key, "schedule": `optimizer.ScheduleInputs`, with an average its "ema_decay"}: not compiled
-in. Fixed in a run, but for the schedule's peak where that follows the batch, and for "flags", i32[devices, flags],
-which are there where processes have something to tell each other."""
+in. Fixed in a run, but for the schedule's peak where that follows the batch, and for two that aren't always there:
+"flags", i32[devices, flags], where processes have something to tell each other, and "limits", f32[2], the largest loss
+and gradient norm of an update that is applied."""
 
 Measure = Callable[[Any, Any, Any], Any]
 """(gradients before clipping, parameters before the update, and after it) -> arrays that a step gives as a metric."""
@@ -59,10 +60,10 @@ def make_train_step(
     """(state, global batch, inputs) -> (state after one update, metrics).
 
     Metrics: loss, grad_norm (before clipping), learning_rate (that was applied), tokens (counted ones of this batch),
-    step (updates done), skipped. Where the loss or the gradient's norm isn't finite, the whole state, step included,
-    stays bit-unchanged and `skipped` is true. `gradient` gives None for frozen parameters: they have no part in the
-    norm, and no update. With `measure` there is one metric more, `norms`, which is what it gives; and with flags among
-    the inputs `flags`, i32[flags]: those that any device has raised.
+    step (updates done), skipped. Where the loss or the gradient's norm isn't finite, or above its limit among the
+    inputs, the whole state, step included, stays bit-unchanged and `skipped` is true. `gradient` gives None for frozen
+    parameters: they have no part in the norm, and no update. With `measure` there is one metric more, `norms`, which is
+    what it gives; and with flags among the inputs `flags`, i32[flags]: those that any device has raised.
     """
 
     def train_step(state: State, batch: Batch, inputs: StepInputs) -> tuple[State, Metrics]:
@@ -71,7 +72,9 @@ def make_train_step(
         denominators = task.denominators(batch)
         gradients, sums = gradient(state["params"], batch, denominators, key)
         loss, norm = total_loss(sums, denominators), optax.tree.norm(gradients)
-        finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+        good = jnp.isfinite(loss) & jnp.isfinite(norm)
+        if "limits" in inputs:
+            good &= (loss <= inputs["limits"][0]) & (norm <= inputs["limits"][1])
         rate = learning_rate(state["step"] + 1, inputs["schedule"])
         updated = _update(state, clip_by_norm(gradients, norm, clip), optimizer, rate, inputs)
         metrics = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "tokens": task.counted(batch)}
@@ -79,8 +82,8 @@ def make_train_step(
             metrics["norms"] = measure(gradients, state["params"], updated["params"])
         if "flags" in inputs:
             metrics["flags"] = inputs["flags"].max(axis=0)
-        state = keep_if(finite, updated, state)
-        return state, {**metrics, "step": state["step"], "skipped": ~finite}
+        state = keep_if(good, updated, state)
+        return state, {**metrics, "step": state["step"], "skipped": ~good}
 
     return train_step
 

@@ -23,8 +23,10 @@ from jaxtrain.profiler import ProfileWindow
 from jaxtrain.program import Program
 from jaxtrain.recorder import Recorder
 from jaxtrain.resilience.preemption import Abandoned
+from jaxtrain.resilience.spikes import Numbers
 from jaxtrain.resilience.watchdog import Watchdog
 from jaxtrain.resilience.whereabouts import DEVICES, here
+from jaxtrain.spike_guard import Return, SpikeGuard
 from jaxtrain.telemetry.utilisation import model_flops_utilisation, peak_flops
 from jaxtrain.training_data import TrainingData
 
@@ -48,6 +50,7 @@ class _InFlight:
 
     metrics: dict[str, jax.Array]
     due: Requests
+    limits: Numbers
     asked: float
     waited: float
     position: int
@@ -73,6 +76,7 @@ class Training:
         profile: ProfileWindow,
         agreement: Agreement,
         watchdog: Watchdog,
+        guard: SpikeGuard,
         state: Any,
         meta: Meta,
         total_steps: int,
@@ -80,6 +84,7 @@ class Training:
         self.config = config
         self.meta = meta
         self._infos = program.infos
+        self._abstract_state = program.state
         self._data = data
         self._compiled = compiled
         self._checkpointer = checkpointer
@@ -89,6 +94,9 @@ class Training:
         self._total = total_steps
         self._agreement = agreement
         self._watchdog = watchdog
+        self._guard = guard
+        guard.resume(meta.spikes)
+        self._way_back: Return | None = None
         self._due = Requests()
         self._in_flight: deque[_InFlight] = deque()
         self._read_at = time.perf_counter()
@@ -109,7 +117,10 @@ class Training:
             )
             sets = {name: evaluator(source=given.table) for name, given in data.eval_sets.items()}
             self._evaluate = Evaluations(evaluator(source=data.held_out), sets)
-        self._batches = RunBatches(config.batches, data, self._places, meta.position, config.data)
+        self._batches = self._open_batches(meta.position)
+
+    def _open_batches(self, position: int) -> RunBatches:
+        return RunBatches(self.config.batches, self._data, self._places, position, self.config.data)
 
     def run(self, evaluate_first: bool = False) -> None:
         """To the last step, saved.
@@ -126,6 +137,8 @@ class Training:
             reached = self.meta.step + len(self._in_flight)
             while len(self._in_flight) > (0 if self._is_due(reached) else 1):
                 self._read(self._in_flight.popleft())
+                if self._way_back is not None:
+                    self._rewind(self._way_back)
             if self._is_due(reached) and self.meta.step == reached:
                 self._at_boundary()
             self._checkpointer.check()
@@ -151,10 +164,11 @@ class Training:
         rows = batch.rows.pop(ROW_IDS)
         train_step, inputs = self._compiled.train_step[batch.size], self._compiled.inputs[batch.size]
         placed = self._places[batch.size](batch.rows)
-        due = self._agreement.ask()
+        due, limits = self._agreement.ask(), self._guard.limits(unread=len(self._in_flight))
+        inputs = {**inputs, **self._agreement.inputs(due), **self._guard.inputs(limits)}
         with self._profile.step(self.meta.step + len(self._in_flight) + 1), here.wait(DEVICES):
-            self._state, metrics = train_step(self._state, placed, {**inputs, **self._agreement.inputs(due)})
-        self._in_flight.append(_InFlight(metrics, due, asked, waited, batch.position, batch.size, rows))
+            self._state, metrics = train_step(self._state, placed, inputs)
+        self._in_flight.append(_InFlight(metrics, due, limits, asked, waited, batch.position, batch.size, rows))
         return True
 
     def _read(self, step: _InFlight) -> None:
@@ -173,11 +187,18 @@ class Training:
         if self.config.data.log_rows:
             rows = self._data.describe_rows(step.rows)
             self._recorder.rows(self.meta.step, step.position, rows, skipped)
-        if skipped:
+        self._recorder.took(self.meta.step, seconds, min(step.waited, seconds))
+        numbers = Numbers(metrics["loss"], metrics["grad_norm"])
+        if not skipped:
+            self._record(metrics, norms, step, seconds)
+        if numbers.finite:
+            self._skipped_in_a_row = 0
+            self._judge(numbers, step, skipped)
+        else:
             self._skipped_in_a_row += 1
-            self._not_finite(metrics, step.position)
-            return
-        self._skipped_in_a_row = 0
+            self._not_finite(numbers, step.position)
+
+    def _record(self, metrics: dict[str, float], norms: jax.Array | None, step: _InFlight, seconds: float) -> None:
         if self.config.batch_ramp:
             metrics["global_batch"] = step.size
         metrics |= {"tokens_per_second": metrics["tokens"] / seconds, "step_seconds": seconds}
@@ -187,9 +208,25 @@ class Training:
         if norms is not None and self.meta.step % self.config.telemetry.norms_every == 0:
             self._recorder.norms(self.meta.step, name_norms(self._infos, jax.device_get(norms)))
 
-    def _not_finite(self, metrics: dict[str, float], position: int) -> None:
+    def _judge(self, numbers: Numbers, step: _InFlight, skipped: bool) -> None:
+        attempted = self.meta.step + skipped
+        spike = self._guard.detector.take(attempted, numbers, step.limits, applied=not skipped)
+        if spike is None:
+            return
+        if spike.action == "rewind":
+            self._way_back = self._find_way_back(attempted, step.position)
+        nowhere = spike.action == "rewind" and self._way_back is None
+        self._recorder.spike(attempted, step.position, spike, nowhere)
+        if spike.action != "warn":
+            self._guard.detector.intervene(attempted, str(spike))
+
+    def _find_way_back(self, attempted: int, position: int) -> Return | None:
+        return self._guard.way_back(attempted, position, self._data.order, self._checkpointer)
+
+    def _not_finite(self, numbers: Numbers, position: int) -> None:
         attempted = self.meta.step + 1
-        found = f"step {attempted}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}"
+        found = f"step {attempted}: loss {numbers.loss}, gradient norm {numbers.grad_norm}"
+        self._guard.detector.pass_over()
         if self.config.non_finite == "stop":
             raise NonFiniteError(
                 f"{found}; the update was not applied and the run stops (non_finite: stop); "
@@ -201,6 +238,24 @@ class Training:
                 f"the newest checkpoint is from before; start anew with a lower optimizer.learning_rate"
             )
         self._recorder.skipped(attempted, position, f"{found}; update skipped, {self.meta.skipped} so far")
+        if self.config.non_finite == "rewind":
+            self._guard.detector.intervene(attempted, f"loss {numbers.loss}, gradient norm {numbers.grad_norm}")
+            self._way_back = self._find_way_back(attempted, position)
+
+    def _rewind(self, way: Return) -> None:
+        """Back to an earlier state, and on behind the data that hurt; steps in flight are forgotten."""
+        started, left = time.perf_counter(), self.meta.step
+        self._way_back, self._evaluated = None, (0, {})
+        self._in_flight.clear()
+        self._batches.close()
+        self._state = None  # let go before the other is read, or both would have to fit
+        self._recorder.progress()
+        with here.phase("restore"):
+            self._state, meta = self._checkpointer.go_back_to(way.step, self._abstract_state)
+        self._guard.rewound(meta.spikes)
+        self.meta = replace(meta, position=way.position)
+        self._batches = self._open_batches(way.position)
+        self._recorder.rewound(left, meta.step, meta.position, way.position, time.perf_counter() - started)
 
     def _is_due(self, step: int) -> bool:
         due = self._eval_due(step) or self._save_due(step) or self._local_save_due(step) or self._profile.turns(step)
@@ -218,6 +273,7 @@ class Training:
 
     def _at_boundary(self) -> None:
         step = self.meta.step
+        self._recorder.progress()
         self._profile.end(step, self._state)
         if step >= self._total:
             return
@@ -278,9 +334,8 @@ class Training:
         step, metrics = self._evaluated
         metrics = metrics if step == self.meta.step else {}
         self._agreement.saved()
-        meta = replace(self.meta, config=self.config.to_dict(), metrics=metrics)
         with here.phase("save"):
-            saved = self._checkpointer.save(self._state, meta, patient=patient)
+            saved = self._checkpointer.save(self._state, self._meta_to_save(metrics), patient=patient)
         if not saved:
             waited = f"the save before still runs, after checkpoint.patience={self.config.checkpoint.patience} s"
             self._recorder.left_out(self.meta.step, f"{waited}; the storage is slower than saves are due")
@@ -288,14 +343,19 @@ class Training:
     def _save_locally(self) -> None:
         self._agreement.saved_locally()
         with here.phase("save"):
-            saved = self._checkpointer.save_locally(self._state, replace(self.meta, config=self.config.to_dict()))
+            saved = self._checkpointer.save_locally(self._state, self._meta_to_save({}))
         if not saved:
             self._recorder.left_out(self.meta.step, "the save to the hosts' own disks before still runs")
+
+    def _meta_to_save(self, metrics: dict[str, float]) -> Meta:
+        spikes = self._guard.detector.state()
+        return replace(self.meta, config=self.config.to_dict(), metrics=metrics, spikes=spikes)
 
     def _finish(self) -> None:
         """Evaluates and saves the final state, complete before this returns."""
         while self._in_flight:
             self._read(self._in_flight.popleft())
+        self._recorder.progress()
         if self.meta.step < self._total:
             self._data_ended()
         if self._evaluate is not None:

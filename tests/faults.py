@@ -4,6 +4,7 @@ Faults: `nan-row=ROW` makes the loss of every batch with that row NaN on the pro
 raises the built-in exception NAME when the numbers of STEP are read; `no-data=PROCESS` hides the data from one process;
 `no-saves=STEP` puts a file in the place of the checkpoint directory then; `slow-saves=SECONDS` makes each save take so
 much longer; `late=PROCESS@STEP` sets the clock of that process ahead by a year when the numbers of STEP are read.
+`wrong-targets=POSITION` makes the loss of the batch at that data position high.
 `stuck=PROCESS@STEP` holds the main thread of a process for ever when the numbers of STEP are read, `stuck-data` when it
 asks for the batch of STEP, `stuck-save=PROCESS` and `stuck-restore=PROCESS` in its first save and restore,
 `stuck-eval=PROCESS` in its first evaluation, `stuck-compile=PROCESS` before its first compilation; `slow-eval=SECONDS`
@@ -17,13 +18,14 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from jaxtrain.batches import RunBatches, SizedBatch
 from jaxtrain.config import Config
 from jaxtrain.data import Batch, RowTable
 from jaxtrain.errors import ConfigError
@@ -45,6 +47,24 @@ def with_nan_row(bad_row: int) -> Assemble:
         return batch
 
     return poisoned
+
+
+def with_wrong_targets(positions: Collection[int], weight: float = 1) -> Callable[[RunBatches], SizedBatch]:
+    """A stand-in for `RunBatches.__next__` that gives the batches at these data positions targets nobody has seen.
+
+    Args:
+        weight: of these targets beside their usual one; NaN makes the loss no number.
+    """
+    following = RunBatches.__next__
+
+    def wrong(batches: RunBatches) -> SizedBatch:
+        batch = following(batches)
+        if batch.position in positions:
+            batch.rows["targets"] = 255 - batch.rows["targets"]
+            batch.rows["weights"] = (weight * batch.rows["weights"]).astype(np.float32)
+        return batch
+
+    return wrong
 
 
 def raise_at(name: str, step: int) -> None:
@@ -219,6 +239,8 @@ def inject(fault: str) -> None:
         slow_down_evaluations(float(value))
     elif kind == "nan-row":
         setattr(RowTable, "assemble", with_nan_row(int(value)))  # noqa: B010
+    elif kind == "wrong-targets":
+        setattr(RunBatches, "__next__", with_wrong_targets({int(value)}))  # noqa: B010
     elif kind == "raise":
         name, step = value.split("@")
         raise_at(name, int(step))

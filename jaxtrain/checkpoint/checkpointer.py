@@ -196,11 +196,38 @@ class Checkpointer:
         if self._local is not None:
             self._local.close(max(list_checkpoints(self.directory).steps, default=0))
 
-    def restore_newest(self, abstract_state: Any) -> tuple[Any, Meta] | None:
+    def newest_up_to(self, step: int) -> int | None:
+        """The newest complete checkpoint that is not after `step`; a save that is running is waited for."""
+        self.wait()
+        return max((saved for saved in self._agreed_listing().steps if saved <= step), default=None)
+
+    def go_back_to(self, step: int, abstract_state: Any) -> tuple[Any, Meta]:
+        """The newest checkpoint that can be read of those not after `step`; all that are after it are deleted.
+
+        They are of a way that the run no longer goes. Until the older one is read they stay.
+
+        Raises:
+            CheckpointError: none can be read.
+        """
+        restored = self.restore_newest(abstract_state, step)
+        if restored is None:
+            raise CheckpointError(f"{self.directory}: no checkpoint up to step {step} is left to go back to")
+        if jax.process_index() == 0:
+            for later in list_checkpoints(self.directory).steps:
+                if later > restored[1].step:
+                    delete(step_path(self.directory, later))
+                    self._retention.forget(later)
+        distributed.barrier("later checkpoints deleted")
+        return restored
+
+    def restore_newest(self, abstract_state: Any, up_to: int | None = None) -> tuple[Any, Meta] | None:
         """The newest checkpoint that is complete and reads back with its checksums; None if there is none at all.
 
         Newer ones that can't be read are set aside with a warning, never taken as absent. Of equal steps, the one that
         is not on the hosts' own disks is taken.
+
+        Args:
+            up_to: later steps than this one are left out, and alone.
 
         Raises:
             CheckpointError: checkpoints are there, but none can be read, or they don't fit the program.
@@ -211,6 +238,7 @@ class Checkpointer:
             _log.warning("%s is not a complete checkpoint and is not used", path)
         local = {found.step: found for found in self._local.found()} if self._local is not None else {}
         attempts = [*((step, "durable") for step in listing.steps), *((step, "local") for step in local)]
+        attempts = [(step, tier) for step, tier in attempts if up_to is None or step <= up_to]
         for step, tier in sorted(attempts, key=lambda attempt: (-attempt[0], attempt[1])):
             try:
                 restored = self._restore(step, abstract_state, local[step] if tier == "local" else None)

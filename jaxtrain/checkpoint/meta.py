@@ -21,7 +21,7 @@ class Meta:
 
     Attributes:
         position: rows of the data order consumed so far; a state of its own beside the step.
-        skipped: updates skipped so far for non-finite numbers.
+        skipped: updates skipped so far for non-finite numbers or spikes.
         config: the resolved config as plain data.
         data_hash: the data set's manifest hash.
         checksums: of each leaf's content, by path name.
@@ -30,6 +30,7 @@ class Meta:
         saved_at: when the save began, in unix seconds by process 0's clock.
         abandoned: whether the evaluation of this step was left off, and is to be done when the run goes on.
         origin: what `init_from` gave where the run began, by `origin.describe`.
+        spikes: what `resilience.spikes` judges later steps by.
     """
 
     step: NonNegativeInt
@@ -44,6 +45,7 @@ class Meta:
     saved_at: float = 0.0
     abandoned: bool = False
     origin: dict[str, Any] | None = None
+    spikes: dict[str, Any] = field(default_factory=dict)
     format: int = FORMAT
 
 

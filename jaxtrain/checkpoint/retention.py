@@ -88,6 +88,10 @@ class Retention:
                 "checkpoint.keep=%d", self._directory, _shown(free), missing, _shown(size), self._rules.keep,
             )  # fmt: skip
 
+    def forget(self, step: int) -> None:
+        """A checkpoint that somebody else has deleted; its step may be saved anew."""
+        self._known.pop(step, None)
+
     def _describe(self, step: int) -> Kept | None:
         """None for one that can't be described: it counts for nothing and is not deleted."""
         if step not in self._known:

@@ -40,6 +40,7 @@ from jaxtrain.config.optimizer import (
     SgdConfig,
     StableSchedule,
 )
+from jaxtrain.config.resilience import SpikesConfig
 from jaxtrain.config.schema import (
     Config,
     DistributedConfig,
@@ -94,6 +95,7 @@ __all__ = [
     "Section",
     "SgdConfig",
     "ShardingConfig",
+    "SpikesConfig",
     "StableSchedule",
     "TelemetryConfig",
     "TokenDataConfig",

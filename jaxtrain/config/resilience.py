@@ -1,6 +1,37 @@
-"""What a run does about faults: a class for each part."""
+"""What a run does about faults: one section a kind of fault."""
 
-from jaxtrain.config.base import Seconds, Section, setting
+from typing import Literal
+
+from jaxtrain.config.base import Count, Seconds, Section, setting
+
+SpikePolicy = Literal["off", "warn", "skip", "rewind"]
+
+
+class SpikesConfig(Section):
+    """What happens where the loss or the gradient's norm is far above what it was in the steps before."""
+
+    loss: SpikePolicy = setting(
+        "warn",
+        "A spike of the loss is ignored; told; its update not applied; or the run goes back to a checkpoint from "
+        "before it and passes over the data.",
+        may_change=True,
+    )
+    grad_norm: SpikePolicy = setting("warn", "The same for the norm of the gradient.", may_change=True)
+    window: Count = setting(100, "Steps whose numbers say what is usual.", may_change=True, ge=8, le=10_000)
+    threshold: float = setting(
+        10.0, "Robust deviations above the running median that make a spike.", may_change=True, gt=0
+    )
+    in_a_row: Count = setting(
+        10, "Updates skipped for spikes, and rewinds, without 20 quiet steps between that end the run.",
+        may_change=True, gt=0,
+    )  # fmt: skip
+    rewind_back: Count = setting(
+        100, "A rewind goes to the newest checkpoint that is so many steps before the spike.", may_change=True, ge=1
+    )
+    rewind_over: Count = setting(100, "Batches behind the spike that a rewind passes over too.", may_change=True, ge=0)
+    diverged_after: Count = setting(
+        200, "Steps in a row without half of what the run had learned that end it; 0: never.", may_change=True, ge=0
+    )
 
 
 class WatchdogConfig(Section):

@@ -36,7 +36,7 @@ from jaxtrain.config.data import (
 )
 from jaxtrain.config.model import DecoderConfig, ModelConfig, OwnModelConfig
 from jaxtrain.config.optimizer import AdamWConfig, EmaConfig, OptimizerConfig
-from jaxtrain.config.resilience import WatchdogConfig
+from jaxtrain.config.resilience import SpikesConfig, WatchdogConfig
 
 
 class MeshConfig(Section):
@@ -195,8 +195,11 @@ class Config(Section):
     )
     remat_save: Names = setting((), "Tensors that remat: named keeps on the device.", may_change=True)
     remat_offload: Names = setting((), "Tensors that remat: named keeps in the host's pinned memory.", may_change=True)
-    non_finite: Literal["stop", "skip"] = setting(
-        "stop", "A loss or gradient that is not finite ends the run, or skips the update.", may_change=True
+    non_finite: Literal["stop", "skip", "rewind"] = setting(
+        "stop",
+        "A loss or gradient that is not finite ends the run, skips the update, or is gone back from as spikes.rewind_* "
+        "say.",
+        may_change=True,
     )
     compile_cache: LocalPath | None = setting(
         Path("~/.cache/jaxtrain/compile"), "Directory of compiled programs; null: none.", may_change=True
@@ -222,6 +225,7 @@ class Config(Section):
     profile: ProfileConfig = section(ProfileConfig, "The profiler's window.")
     distributed: DistributedConfig = section(DistributedConfig, "Several processes.")
     watchdog: WatchdogConfig = section(WatchdogConfig, "Limits beyond which a part of the run is stuck.")
+    spikes: SpikesConfig = section(SpikesConfig, "Numbers that are finite and far too large.")
 
     _origins: Mapping[str, str] = PrivateAttr(default_factory=dict)
 

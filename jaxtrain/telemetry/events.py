@@ -20,7 +20,7 @@ class EventLog:
 
     | kind    | fields                                     |
     |---------|--------------------------------------------|
-    | start   | `step`: last finished one (0: none), `steps`: planned ones |
+    | start   | `step`: last finished one (0: none), `steps`: planned, `seconds` since this start began, `attempt` |
     | init_from | `run`, `checkpoint`, `step` of that run, `seconds` |
     | restore | `step`, `position`, `seconds`, `tier` (durable, local); none where a run begins |
     | compile | `what`, `seconds`                          |
@@ -32,9 +32,9 @@ class EventLog:
     | profile | `first`, `last` traced step, `seconds`     |
     | skip    | `step`, `position`, `reason`               |
     | stop    | `step`, `reason`, `exit_code`              |
-    | progress | `step`, `steps` since the last such event, `seconds` of them, `data_wait` seconds of these |
+    | progress | `step`, `steps` tried since the last such event, `seconds` of them, `data_wait` seconds of these |
     | preempt | `step`, `signal`, `rank` that was told to leave |
-    | spike   | `step`, `position`, `loss`, `grad_norm`, `limit`, `action` |
+    | spike   | `step`, `position`, `loss`, `grad_norm`, `limit` of those too high, `action`: … or none |
     | rewind  | `step` left, `to` which checkpoint, `position` to go on from, `seconds` |
     | health  | `rank`, `host`, `device`, `what` is bad (checksum, slow), `score`, `action` |
     | fault   | `what` (died, silent, stuck, …), `rank`, `host`, `step`, `phase`, `exit_code`, `seen_after` seconds |

@@ -53,6 +53,7 @@ SECTIONS_THAT_MAY_CHANGE = {
     "checkpoint",
     "telemetry",
     "profile",
+    "spikes",
 }
 
 
