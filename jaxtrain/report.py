@@ -1,6 +1,7 @@
 """`python -m jaxtrain.report RUN [--output FILE.png]`: what happened in a run, as a table and pictures."""
 
 import argparse
+import json
 import statistics
 import sys
 from collections.abc import Sequence
@@ -12,9 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxtrain.command import Parser, exit_code, leave
+from jaxtrain.errors import refusing_os_errors
 from jaxtrain.output import outlive_the_terminal
+from jaxtrain.telemetry.goodput import account
+from jaxtrain.telemetry.jsonl import replace_file
 from jaxtrain.telemetry.pictures import draw_losses, draw_norms, evaluation_title, loss_text
+from jaxtrain.telemetry.returns import read_returns
 from jaxtrain.telemetry.run_files import Run, read_run
+from jaxtrain.telemetry.time_report import as_json, draw_time, goodput_table, returns_table
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -37,6 +43,7 @@ def _report(parsed: argparse.Namespace) -> None:
     pictures = draw(run, parsed.output)
     console = Console()
     console.print(summary_table(run))
+    pictures += _show_time(run, parsed.output, console)
     for picture in pictures:
         console.print(f"picture: {picture}", highlight=False, soft_wrap=True)
 
@@ -54,6 +61,29 @@ def draw(run: Run, output: Path | None) -> list[Path]:
         draw_norms(run, beside)
         pictures.append(beside)
     return pictures
+
+
+def _show_time(run: Run, output: Path | None, console: Console) -> list[Path]:
+    """Prints what the wall time went to and how fast the run was back after faults; writes `goodput.json`, and draws.
+
+    Raises:
+        ConfigError: it can't be written.
+    """
+    found = account(run.events)
+    if found is None:
+        return []
+    returns = read_returns(found.attempts)
+    console.print(goodput_table(found))
+    if returns:
+        console.print(returns_table(returns))
+    if output is not None and output.exists() and not output.is_file():
+        return []  # such as /dev/stdout, which has no place beside it
+    beside = run.path / "goodput.json" if output is None else output.with_name(f"{output.stem}-goodput.json")
+    with refusing_os_errors(f"{beside}", "name another place with --output"):
+        replace_file(beside, json.dumps(as_json(found, returns), indent=2) + "\n")
+    picture = beside.with_suffix(".png" if output is None else output.suffix)
+    draw_time(found, run.path.resolve().name, picture)
+    return [picture]
 
 
 def summary_table(run: Run) -> Table:

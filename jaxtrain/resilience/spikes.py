@@ -26,7 +26,7 @@ QUIET = 20
 """Steps beyond the last intervention after which the next is the first again."""
 
 _NORMAL_MAD, _NORMAL_QUANTILE, _QUANTILE = 1.4826, 1.645, 0.95
-_LOSS_FLOOR, _NORM_FLOOR = 0.01, 0.1
+_LOSS_FLOOR, _NORM_FLOOR = 0.01, 0.25
 """A deviation is never smaller than this share of the number, or a constant loss would alarm at its first change."""
 _TINY = 1e-30
 _SEVERITY: tuple[SpikePolicy, ...] = ("off", "warn", "skip", "rewind")

@@ -39,7 +39,7 @@ def draw_losses(run: Run, picture: Path) -> None:
         strips.append(lambda axes: _draw_learning_rate(axes, steps, rates))
     if np.isfinite(run.curve("tokens_per_second")[1]).any():
         strips.append(lambda axes: _draw_speed(axes, run))
-    figure = _figure(LOSS_INCHES + STRIP_INCHES * len(strips))
+    figure = new_figure(LOSS_INCHES + STRIP_INCHES * len(strips))
     heights = [LOSS_INCHES, *[STRIP_INCHES] * len(strips)]
     axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
     _draw_losses(axes[0], run)
@@ -53,7 +53,7 @@ def draw_losses(run: Run, picture: Path) -> None:
         each.grid(color="#e6e6e6", linewidth=0.8)
         each.set_axisbelow(True)
     axes[0].legend(loc="upper right", framealpha=0.85, edgecolor="none")
-    _save(figure, picture)
+    save_figure(figure, picture)
 
 
 def draw_norms(run: Run, picture: Path) -> None:
@@ -69,13 +69,13 @@ def draw_norms(run: Run, picture: Path) -> None:
         for kind in ("gradient_norm", "parameter_norm", "update_norm")
     )
     ratio = np.divide(update, weight, out=np.full_like(update, np.nan), where=weight > 0)
-    figure = _figure(2 * max(2.2, min(5.0, 0.22 * len(names) + 0.8)))
+    figure = new_figure(2 * max(2.2, min(5.0, 0.22 * len(names) + 0.8)))
     axes = figure.subplots(2, 1, sharex=True)
     _draw_heat(axes[0], steps, names, gradient, "gradient norm")
     _draw_heat(axes[1], steps, names, ratio, "update / parameter")
     axes[0].set_title(f"{run.path.resolve().name}: norms by layer", loc="left", fontsize=11)
     _count_steps(axes[1], int(steps[-1]))
-    _save(figure, picture)
+    save_figure(figure, picture)
 
 
 def running_median(values: Curve, points: int = MEDIAN_POINTS) -> tuple[Curve, Curve]:
@@ -229,13 +229,14 @@ def _count_steps(axes: Axes, last: int) -> None:
     axes.xaxis.set_major_formatter(EngFormatter(sep="") if last >= 100_000 else "{x:,.0f}")
 
 
-def _figure(height: float) -> Figure:
+def new_figure(height: float) -> Figure:
+    """An empty figure, so many inches high."""
     figure = Figure(figsize=(WIDTH_INCHES, height), dpi=DOTS_PER_INCH, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
-def _save(figure: Figure, picture: Path) -> None:
+def save_figure(figure: Figure, picture: Path) -> None:
     """Whole or not at all: where the disk is full, an earlier picture stays as it is."""
     drawn = io.BytesIO()
     try:
