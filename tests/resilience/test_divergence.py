@@ -38,6 +38,10 @@ def falling(steps: int) -> list[float]:
 LOST = {
     "back to the level of an untrained model": (falling(500) + [10.5] * 300, 500),
     "above half of what was learned": (falling(500) + [7.5] * 300, 500),
+    "wild, but above half of what was learned": (
+        falling(500) + [8 + 6 * random.Random(step).random() for step in range(300)],
+        500,
+    ),
     "never below its start": ([10.5] * 40 + [20.0] * 300, 40),
     "wild from the start": ([10.5] * 8 + [10.5 * 40 ** random.Random(step).random() + 10 for step in range(600)], 8),
 }
@@ -66,6 +70,10 @@ GOOD = {
 @pytest.mark.parametrize("name", GOOD)
 def test_a_run_that_has_not_lost_its_way_goes_on(name: str) -> None:
     assert watch(noisy(GOOD[name])) is None
+
+
+def test_a_loss_without_any_noise_may_get_a_little_worse() -> None:
+    assert watch([2.0] * 100 + [2.1] * 1000) is None
 
 
 def test_zero_steps_watch_nothing() -> None:
