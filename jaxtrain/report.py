@@ -21,6 +21,7 @@ from jaxtrain.telemetry.pictures import draw_losses, draw_norms, evaluation_titl
 from jaxtrain.telemetry.returns import read_returns
 from jaxtrain.telemetry.run_files import Run, read_run
 from jaxtrain.telemetry.time_report import as_json, draw_time, goodput_table, returns_table
+from jaxtrain.telemetry.timeline_picture import draw_timeline, who_is_behind
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -38,7 +39,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _report(parsed: argparse.Namespace) -> None:
-    """Prints the summary of a run and draws its loss, and its norms if it has any."""
+    """Prints the summary of a run and draws its loss, and its norms and the timeline of its ranks if it has any."""
     run = read_run(parsed.run)
     pictures = draw(run, parsed.output)
     console = Console()
@@ -49,17 +50,24 @@ def _report(parsed: argparse.Namespace) -> None:
 
 
 def draw(run: Run, output: Path | None) -> list[Path]:
-    """The pictures of a run: losses at `output`, norms beside them; without it `loss.png` and `norms.png` in the run.
+    """The pictures of a run: losses at `output`, norms and timeline beside them; without it `loss.png`, `norms.png` and
+    `timeline.png` in the run.
 
     Raises:
         ConfigError: one can't be written.
     """
     pictures = [output or run.path / "loss.png"]
     draw_losses(run, pictures[0])
+
+    def beside(name: str) -> Path:
+        pictures.append(run.path / f"{name}.png" if output is None else output.with_stem(f"{output.stem}-{name}"))
+        return pictures[-1]
+
     if run.norms:
-        beside = run.path / "norms.png" if output is None else output.with_stem(f"{output.stem}-norms")
-        draw_norms(run, beside)
-        pictures.append(beside)
+        draw_norms(run, beside("norms"))
+    if run.timeline:
+        name = run.path.resolve().name
+        draw_timeline(run.timeline, f"{name}: what the last steps of each rank were spent on", beside("timeline"))
     return pictures
 
 
@@ -101,7 +109,7 @@ def summary(run: Run) -> dict[str, str]:
     done, planned = run.steps[-1]["step"], run.planned
     rows = {"steps": f"{done:,} of {planned:,}" if planned else f"{done:,}"}
     rows["training loss"] = f"{loss_text(run.steps[0]['loss'])} first, {loss_text(run.steps[-1]['loss'])} last"
-    rows |= _evaluation_rows(run) | _speed_rows(run) | _event_rows(run)
+    rows |= _evaluation_rows(run) | _speed_rows(run) | who_is_behind(run.timeline) | _event_rows(run)
     rows["ended"] = how_it_ended(run)
     return rows
 
@@ -164,6 +172,8 @@ def _event_rows(run: Run) -> dict[str, str]:
     if skips := run.of_kind("skip"):
         batches = {(skip.get("step"), skip.get("position")) for skip in skips}  # a resumed run skips some once more
         rows["updates skipped"] = f"{len(batches)}"
+    for number, found in enumerate(run.of_kind("health"), start=1):
+        rows["health" if number == 1 else f"health, {number}"] = str(found.get("detail", found.get("what")))
     times = [event["time"] for event in run.events if "time" in event]
     if times:
         rows["wall time"] = f"{timedelta(seconds=round(max(times) - min(times)))} from the first event to the last"

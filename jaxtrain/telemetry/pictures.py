@@ -47,7 +47,7 @@ def draw_losses(run: Run, picture: Path) -> None:
     for strip, draw in zip(axes[1:], strips, strict=True):
         draw(strip)
     axes[-1].set_xlim(0, run.steps[-1]["step"] * 1.01)
-    _count_steps(axes[-1], run.steps[-1]["step"])
+    count_steps(axes[-1], run.steps[-1]["step"])
     for each in axes:
         each.spines[["top", "right"]].set_visible(False)
         each.grid(color="#e6e6e6", linewidth=0.8)
@@ -74,7 +74,7 @@ def draw_norms(run: Run, picture: Path) -> None:
     _draw_heat(axes[0], steps, names, gradient, "gradient norm")
     _draw_heat(axes[1], steps, names, ratio, "update / parameter")
     axes[0].set_title(f"{run.path.resolve().name}: norms by layer", loc="left", fontsize=11)
-    _count_steps(axes[1], int(steps[-1]))
+    count_steps(axes[1], int(steps[-1]))
     save_figure(figure, picture)
 
 
@@ -207,7 +207,7 @@ def _draw_heat(axes: Axes, steps: Curve, names: list[str], heat: Heat, label: st
     tiles = np.ma.masked_invalid(tiles)
     axes.set_facecolor("#d9d9d9")
     axes.invert_yaxis()
-    axes.set_yticks(*_named_rows(names), fontsize=8)
+    axes.set_yticks(*named_rows(names), fontsize=8)
     if tiles.count():
         mesh = axes.pcolormesh(
             np.concatenate([[0.0], ends]), np.arange(len(names) + 1) - 0.5, tiles, norm=LogNorm(), cmap="viridis"
@@ -217,13 +217,14 @@ def _draw_heat(axes: Axes, steps: Curve, names: list[str], heat: Heat, label: st
         axes.set_ylabel(f"{label}: none")
 
 
-def _named_rows(names: list[str]) -> tuple[list[int], list[str]]:
+def named_rows(names: list[str]) -> tuple[list[int], list[str]]:
     """Where there are many rows, only every so-many-th says its name."""
     each = -(-len(names) // NAMED_LAYERS)
     return list(range(0, len(names), each)), names[::each]
 
 
-def _count_steps(axes: Axes, last: int) -> None:
+def count_steps(axes: Axes, last: int) -> None:
+    """Labels the axis of the steps."""
     axes.set_xlabel("step (optimizer updates)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.xaxis.set_major_formatter(EngFormatter(sep="") if last >= 100_000 else "{x:,.0f}")

@@ -15,6 +15,7 @@ from jaxtrain.errors import EXIT_COMPLETE, ConfigError
 from jaxtrain.telemetry.events import read_events
 from jaxtrain.telemetry.metrics import read_metrics
 from jaxtrain.telemetry.norms import read_norms
+from jaxtrain.telemetry.timeline import read_timeline
 
 Record = dict[str, Any]
 Curve = Float64[np.ndarray, " points"]
@@ -27,7 +28,10 @@ _NORM_FIELDS = {"step", "gradient_norm", "parameter_norm", "update_norm"}
 
 @dataclass(frozen=True)
 class Run:
-    """What a run directory tells: `steps`, `evaluations` and `norms` hold one line for each step."""
+    """What a run directory tells: `steps`, `evaluations` and `norms` hold one line for each step.
+
+    `timeline` gives for each rank its host and what its last steps were spent on.
+    """
 
     path: Path
     config: Record
@@ -36,6 +40,7 @@ class Run:
     steps: list[Record]
     evaluations: list[Record]
     norms: list[Record]
+    timeline: dict[int, tuple[str, list[Record]]]
 
     @property
     def planned(self) -> int | None:
@@ -99,6 +104,7 @@ def read_run(path: Path) -> Run:
         steps=list(steps.values()),
         evaluations=list(evaluations.values()),
         norms=[line for line in read_norms(norms) if line.keys() >= _NORM_FIELDS] if norms.exists() else [],
+        timeline=read_timeline(path / "timeline"),
     )
 
 
