@@ -20,13 +20,17 @@ from jaxtrain.origin import agree_on_origin, describe, find_origin, remarks
 from jaxtrain.profiler import ProfileWindow
 from jaxtrain.program import Program, build
 from jaxtrain.recorder import Recorder
+from jaxtrain.resilience.channel import Channel
+from jaxtrain.resilience.health import Health
 from jaxtrain.resilience.preemption import Signals
+from jaxtrain.resilience.probe import Probe
 from jaxtrain.resilience.watchdog import Watchdog
 from jaxtrain.resilience.whereabouts import here
 from jaxtrain.run_directory import RunDirectory
 from jaxtrain.same_run import refuse_other_checkpoints, refuse_other_configs, refuse_other_data
 from jaxtrain.spike_guard import SpikeGuard
 from jaxtrain.telemetry.events import read_events
+from jaxtrain.telemetry.timeline import Timeline
 from jaxtrain.training import Compiled, Training
 from jaxtrain.training_data import TrainingData, open_data, refuse_other_fields
 
@@ -96,10 +100,13 @@ def _run(
         agreement = Agreement(config, program.mesh, started)
         guard = SpikeGuard(config, program.layout)
         follow_cost(config, directory, checkpointer, recorder, agreement)
+        probe = compile_probe(program, recorder)
         compiled = compile_program(program, total_steps, checkpointer, recorder, agreement, guard)
         state, meta = restore_or_initialise(program, checkpointer, recorder, data.hash, origin)
         watchdog.restored(meta.step)
         profile = ProfileWindow(config.profile, directory.profile(jax.process_index()), recorder.profiled)
+        timeline = Timeline(directory.timeline, jax.process_index(), jax.process_count(), after=meta.step)
+        health = None if probe is None else watch_health(probe, timeline, config, directory, recorder, agreement)
         training = Training(
             config,
             program,
@@ -111,6 +118,8 @@ def _run(
             agreement,
             watchdog,
             guard,
+            timeline,
+            health,
             state,
             meta,
             total_steps,
@@ -228,6 +237,26 @@ def compile_program(
     with here.phase("compile"):
         distributed.barrier("compiled")
     return Compiled(train_step, eval_step, averaged, {size: program.inputs(total_steps, size) for size in sizes})
+
+
+def compile_probe(program: Program, recorder: Recorder) -> Probe | None:
+    """The probe of this process's devices, where `health.policy` wants one."""
+    if program.config.health.policy == "off":
+        return None
+    mine = [device for device in program.mesh.devices.flat if device.process_index == jax.process_index()]
+    with recorder.timed("compile", what="probe"):
+        return Probe(mine)
+
+
+def watch_health(
+    probe: Probe, timeline: Timeline, config: Config, directory: RunDirectory, recorder: Recorder, agreement: Agreement
+) -> Health:
+    """What probes the devices and judges them; process 0 may then ask all to end without a bad host."""
+
+    def stop() -> None:
+        agreement.request(Requests(exclude=True))
+
+    return Health(config.health, probe, Channel(), timeline, recorder.health, stop, directory.excluded)
 
 
 def restore_or_initialise(

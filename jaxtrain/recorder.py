@@ -20,6 +20,7 @@ from jaxtrain.errors import EXIT_COMPLETE, EXIT_CRASHED, EXIT_INTERRUPTED, Jaxtr
 from jaxtrain.models.parameters import count_parameters
 from jaxtrain.program import Program
 from jaxtrain.resilience.beat import ATTEMPT_VARIABLE
+from jaxtrain.resilience.judge import Finding
 from jaxtrain.resilience.spikes import Spike
 from jaxtrain.run_directory import RunDirectory
 from jaxtrain.sharding.table import render_table
@@ -287,6 +288,12 @@ class Recorder:
         rate = float(f"{choice.failures_per_day:.4g}")
         self._event("interval", seconds=round(choice.seconds, 1), **cost, failures_per_day=rate, source=choice.source)
         self.message(str(choice))
+
+    def health(self, finding: Finding, action: str) -> None:
+        """A fault of a device or host, and what is done about it: `warn` or `stop`; called from another thread."""
+        fields = {"rank": finding.rank, "host": finding.host, "device": finding.device, "what": finding.what}
+        self._event("health", **fields, score=finding.score, step=finding.step, action=action, detail=finding.detail)
+        self.message(f"{'warning' if action == 'warn' else 'stops'}: {finding.detail}")
 
     def rows(self, step: int, position: int, ids: Sequence[str | int], skipped: bool) -> None:
         """The row ids that this process consumed for a step (or lost to a skipped one)."""

@@ -55,6 +55,11 @@ class RunDirectory:
         return self.path / "events.jsonl"
 
     @property
+    def timeline(self) -> Path:
+        """A folder with what the last steps of each rank were spent on."""
+        return self.path / "timeline"
+
+    @property
     def info(self) -> Path:
         return self.path / "run.json"
 

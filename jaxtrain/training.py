@@ -15,18 +15,20 @@ from jaxtrain.batches import RunBatches
 from jaxtrain.checkpoint import Checkpointer, Meta
 from jaxtrain.config import Config
 from jaxtrain.data import ROW_IDS
-from jaxtrain.errors import DataError, NonFiniteError, RunPaused
+from jaxtrain.errors import BadHostError, DataError, NonFiniteError, RunPaused
 from jaxtrain.evaluation import Evaluations, Evaluator
 from jaxtrain.norms import name_norms
 from jaxtrain.placement import Placement
 from jaxtrain.profiler import ProfileWindow
 from jaxtrain.program import Program
 from jaxtrain.recorder import Recorder
+from jaxtrain.resilience.health import Health
 from jaxtrain.resilience.preemption import Abandoned
 from jaxtrain.resilience.spikes import Numbers
 from jaxtrain.resilience.watchdog import Watchdog
 from jaxtrain.resilience.whereabouts import DEVICES, here
 from jaxtrain.spike_guard import Return, SpikeGuard
+from jaxtrain.telemetry.timeline import Timeline
 from jaxtrain.telemetry.utilisation import model_flops_utilisation, peak_flops
 from jaxtrain.training_data import TrainingData
 
@@ -77,6 +79,8 @@ class Training:
         agreement: Agreement,
         watchdog: Watchdog,
         guard: SpikeGuard,
+        timeline: Timeline,
+        health: Health | None,
         state: Any,
         meta: Meta,
         total_steps: int,
@@ -90,6 +94,11 @@ class Training:
         self._checkpointer = checkpointer
         self._recorder = recorder
         self._profile = profile
+        self._timeline = timeline
+        self._health = health
+        self._probing = 0.0
+        # On a CPU the call that dispatches a step may also compute it, and wait in it for other processes.
+        self._computes_when_called = program.mesh.devices.flat[0].platform == "cpu"
         self._state = state
         self._total = total_steps
         self._agreement = agreement
@@ -132,6 +141,7 @@ class Training:
         if evaluate_first and self.meta.step < self._total:
             self._evaluate_now()
             self._leave_if_asked()
+        self._probe()
         self._profile.begin(self.meta.step, self._state)
         while self.meta.step < self._total and self._dispatch():
             reached = self.meta.step + len(self._in_flight)
@@ -142,10 +152,15 @@ class Training:
             if self._is_due(reached) and self.meta.step == reached:
                 self._at_boundary()
             self._checkpointer.check()
+            if self._health is not None and self._health.due() and reached < self._total:
+                self._probe()
         self._finish()
 
     def close(self) -> None:
         """Ends the data pipeline and the profile; a save that is running is finished."""
+        if self._health is not None:
+            self._health.close()
+        self._timeline.close()
         self._profile.close()
         self._batches.close()
         with here.phase("save"):
@@ -161,29 +176,37 @@ class Training:
         # While the step before still computes, nobody waits for data.
         starved = not self._in_flight or self._in_flight[-1].metrics["loss"].is_ready()  # type: ignore[attr-defined]
         waited = time.perf_counter() - asked if starved else 0.0
+        self._timeline.add("data", waited)
         rows = batch.rows.pop(ROW_IDS)
         train_step, inputs = self._compiled.train_step[batch.size], self._compiled.inputs[batch.size]
         placed = self._places[batch.size](batch.rows)
         due, limits = self._agreement.ask(), self._guard.limits(unread=len(self._in_flight))
         inputs = {**inputs, **self._agreement.inputs(due), **self._guard.inputs(limits)}
+        called = time.perf_counter()
         with self._profile.step(self.meta.step + len(self._in_flight) + 1), here.wait(DEVICES):
             self._state, metrics = train_step(self._state, placed, inputs)
+        if self._computes_when_called:
+            self._timeline.add("device", time.perf_counter() - called)
         self._in_flight.append(_InFlight(metrics, due, limits, asked, waited, batch.position, batch.size, rows))
         return True
 
     def _read(self, step: _InFlight) -> None:
         """Waits for a dispatched step and takes its numbers."""
         norms, flags = step.metrics.pop("norms", None), step.metrics.pop("flags", None)
+        asked = time.perf_counter()
         with here.wait(DEVICES):
             metrics = {name: value.item() for name, value in jax.device_get(step.metrics).items()}
         self._due |= self._agreement.answer(step.due, flags)
         read_at = time.perf_counter()
-        seconds = read_at - max(self._read_at, step.asked)
+        passed = read_at - max(self._read_at, step.asked)
         self._read_at = read_at
+        seconds, self._probing = passed - self._probing, 0.0
+        self._timeline.add("device", read_at - asked)
         here.finished(metrics["step"], seconds)
         skipped = metrics.pop("skipped")
         position = step.position + step.size
         self.meta = replace(self.meta, step=metrics["step"], position=position, skipped=self.meta.skipped + skipped)
+        self._timeline.step(self.meta.step, passed)
         if self.config.data.log_rows:
             rows = self._data.describe_rows(step.rows)
             self._recorder.rows(self.meta.step, step.position, rows, skipped)
@@ -222,6 +245,18 @@ class Training:
 
     def _find_way_back(self, attempted: int, position: int) -> Return | None:
         return self._guard.way_back(attempted, position, self._data.order, self._checkpointer)
+
+    def _probe(self) -> None:
+        """Probes the devices once they have done what was dispatched, which is read no earlier for it."""
+        if self._health is None:
+            return
+        asked = time.perf_counter()
+        with here.wait(DEVICES):
+            jax.block_until_ready(self._state)
+        self._timeline.add("device", time.perf_counter() - asked)
+        seconds = self._health.probe(self.meta.step + len(self._in_flight))
+        if self._in_flight:
+            self._probing += seconds
 
     def _not_finite(self, numbers: Numbers, position: int) -> None:
         attempted = self.meta.step + 1
@@ -288,12 +323,17 @@ class Training:
         self._profile.begin(step, self._state)
 
     def _leave_if_asked(self) -> None:
-        """Raises RunPaused, with everything saved, where this is the step to leave at."""
-        if not (self._due.end or self._due.preempt):
+        """Raises RunPaused or BadHostError, with everything saved, where this is the step to leave at."""
+        if not (self._due.end or self._due.preempt or self._due.exclude):
             return
         self._save()
         with here.phase("save"):
             self._checkpointer.close()
+        if self._due.exclude:
+            raise BadHostError(
+                f"stopped at step {self.meta.step} of {self._total}, and saved: a host is bad (health.policy: stop); "
+                f"{self.config.run_dir}/excluded.json names it; the same command goes on, without it"
+            )
         if self._due.preempt:
             why = self._watchdog.told() or "a signal to another process"
         else:

@@ -49,6 +49,7 @@ model: {{vocab: 256, layers: 2, embed: 64, heads: 4, kv_heads: 2, mlp: 128}}
 data: {{dir: {data}, sequence: 32}}
 optimizer: {{learning_rate: 1e-2}}
 checkpoint: {{every: 5}}
+health: {{policy: off}}
 """
 
 STRAIGHT = ["model.dropout=0.5", "data.log_rows=true"]

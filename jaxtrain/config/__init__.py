@@ -40,7 +40,7 @@ from jaxtrain.config.optimizer import (
     SgdConfig,
     StableSchedule,
 )
-from jaxtrain.config.resilience import SpikesConfig
+from jaxtrain.config.resilience import HealthConfig, SpikesConfig
 from jaxtrain.config.schema import (
     Config,
     DistributedConfig,
@@ -71,6 +71,7 @@ __all__ = [
     "DistributedConfig",
     "EmaConfig",
     "EvalConfig",
+    "HealthConfig",
     "InverseSqrtSchedule",
     "KeepBestConfig",
     "LinearSchedule",

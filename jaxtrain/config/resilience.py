@@ -47,3 +47,24 @@ class WatchdogConfig(Section):
     data: Seconds | None = setting(600, "To wait for a batch.", may_change=True, gt=0)
     eval: Seconds | None = setting(600, "For a batch of an evaluation.", may_change=True, gt=0)
     save: Seconds | None = setting(1800, "To write a checkpoint.", may_change=True, gt=0)
+
+
+class HealthConfig(Section):
+    """A short known computation on each device, timed, and its result checked."""
+
+    policy: Literal["off", "warn", "stop"] = setting(
+        "warn",
+        "Of a device that computes wrong numbers or stays slow: name it, or also save, exclude its host and end with "
+        "exit code 14; off: no probes.",
+        may_change=True,
+    )
+    every: Count = setting(5, "Steps between probes, at least.", may_change=True, gt=0)
+    share: float = setting(
+        0.01,
+        "Most of the time that probes may take; where steps are short, they come twice, four times … as rarely.",
+        may_change=True, gt=0, le=1,
+    )  # fmt: skip
+    threshold: float = setting(
+        0.2, "A device is slow that takes so much longer than the others: 0.2 is a fifth.", may_change=True, gt=0
+    )
+    patience: Count = setting(4, "Probes for which it must stay so.", may_change=True, gt=0, le=32)

@@ -36,7 +36,7 @@ from jaxtrain.config.data import (
 )
 from jaxtrain.config.model import DecoderConfig, ModelConfig, OwnModelConfig
 from jaxtrain.config.optimizer import AdamWConfig, EmaConfig, OptimizerConfig
-from jaxtrain.config.resilience import SpikesConfig, WatchdogConfig
+from jaxtrain.config.resilience import HealthConfig, SpikesConfig, WatchdogConfig
 
 
 class MeshConfig(Section):
@@ -226,6 +226,7 @@ class Config(Section):
     distributed: DistributedConfig = section(DistributedConfig, "Several processes.")
     watchdog: WatchdogConfig = section(WatchdogConfig, "Limits beyond which a part of the run is stuck.")
     spikes: SpikesConfig = section(SpikesConfig, "Numbers that are finite and far too large.")
+    health: HealthConfig = section(HealthConfig, "Whether each device computes right numbers, as fast as the others.")
 
     _origins: Mapping[str, str] = PrivateAttr(default_factory=dict)
 

@@ -36,7 +36,8 @@ class EventLog:
     | preempt | `step`, `signal`, `rank` that was told to leave |
     | spike   | `step`, `position`, `loss`, `grad_norm`, `limit` of those too high, `action`: … or none |
     | rewind  | `step` left, `to` which checkpoint, `position` to go on from, `seconds` |
-    | health  | `rank`, `host`, `device`, `what` is bad (checksum, slow), `score`, `action` |
+    | health  | `rank`, `host`, `device`, `what` is bad (checksum, slow, data, host), `score`, `step`, `action`, |
+    |         | `detail` in words                          |
     | fault   | `what` (died, silent, stuck, …), `rank`, `host`, `step`, `phase`, `exit_code`, `seen_after` seconds |
     | launch  | `attempt`, `processes`, `slots`, `pids`, `warm`: how many of them were, `seconds`; by the supervisor |
     | restart | `attempt`, `processes`, `wait` seconds, `stopped_after` seconds; by the supervisor |

@@ -54,6 +54,7 @@ SECTIONS_THAT_MAY_CHANGE = {
     "telemetry",
     "profile",
     "spikes",
+    "health",
 }
 
 
