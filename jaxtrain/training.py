@@ -253,10 +253,12 @@ class Training:
         asked = time.perf_counter()
         with here.wait(DEVICES):
             jax.block_until_ready(self._state)
-        self._timeline.add("device", time.perf_counter() - asked)
-        seconds = self._health.probe(self.meta.step + len(self._in_flight))
-        if self._in_flight:
-            self._probing += seconds
+        waited = time.perf_counter() - asked
+        probing = self._health.probe(self.meta.step + len(self._in_flight))
+        if self._in_flight:  # else it is between steps, in no step's time
+            self._probing += probing
+            self._timeline.add("device", waited)
+            self._timeline.add("probe", probing)
 
     def _not_finite(self, numbers: Numbers, position: int) -> None:
         attempted = self.meta.step + 1

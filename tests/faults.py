@@ -4,6 +4,9 @@ Faults: `nan-row=ROW` makes the loss of every batch with that row NaN on the pro
 raises the built-in exception NAME when the numbers of STEP are read; `no-data=PROCESS` hides the data from one process;
 `no-saves=STEP` puts a file in the place of the checkpoint directory then; `slow-saves=SECONDS` makes each save take so
 much longer; `late=PROCESS@STEP` sets the clock of that process ahead by a year when the numbers of STEP are read.
+`wrong-bit=PROCESS@PROBE` flips a bit of what the last device of that process computes, from that probe on;
+`slow=DEVICE@PROBE,DATA` makes probes take 10 ms, from that probe on 13 ms on process DEVICE, and slows the data of
+process DATA.
 `wrong-targets=POSITION` makes the loss of the batch at that data position high.
 `stuck=PROCESS@STEP` holds the main thread of a process for ever when the numbers of STEP are read, `stuck-data` when it
 asks for the batch of STEP, `stuck-save=PROCESS` and `stuck-restore=PROCESS` in its first save and restore,
@@ -19,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +232,49 @@ def stick_the_devices(step: int) -> None:
     setattr(loop, "compile_program", compiling)  # noqa: B010
 
 
+def with_a_wrong_bit(process: int, first: int) -> Callable[..., Any]:
+    """A stand-in for what probes a device: on a process's last one, a bit of the float32 product's sum is flipped.
+
+    From the `first` probe on, counted from 0.
+    """
+    import jax
+
+    from jaxtrain.resilience import probe
+
+    run, runs = probe._run, itertools.count()
+
+    def flipping(program: Any, repeats: int) -> Any:
+        seed, answer = program.operands
+        (device,) = answer.devices()
+        mine = jax.process_index() == process and device == jax.local_devices()[-1]
+        if mine and next(runs) >= first:
+            program = replace(program, operands=(seed, answer.at[1].set(answer[1] ^ np.uint32(1 << 9))))
+        return run(program, repeats)
+
+    return flipping
+
+
+def slow_down(device: int, first: int, data: int) -> None:
+    """From the `first` probe on a slow device on one process; slow data on another one."""
+    import jax
+
+    from jaxtrain.resilience import probe
+
+    run, assemble, runs = probe._run, RowTable.assemble, itertools.count()
+
+    def timed(program: Any, repeats: int) -> Any:
+        slow = jax.process_index() == device and next(runs) >= first
+        return replace(run(program, repeats), seconds=0.013 if slow else 0.01)
+
+    def waiting(table: RowTable, row_ids: npt.NDArray[np.int64]) -> Batch:
+        if jax.process_index() == data:
+            time.sleep(0.4)
+        return assemble(table, row_ids)
+
+    setattr(probe, "_run", timed)  # noqa: B010
+    setattr(RowTable, "assemble", waiting)  # noqa: B010
+
+
 def inject(fault: str) -> None:
     """Puts a fault into this process."""
     kind, value = fault.split("=")
@@ -253,6 +300,14 @@ def inject(fault: str) -> None:
     elif kind == "late":
         process, step = value.split("@")
         set_clock_ahead(int(process), int(step))
+    elif kind == "wrong-bit":
+        from jaxtrain.resilience import probe
+
+        process, first = value.split("@")
+        setattr(probe, "_run", with_a_wrong_bit(int(process), int(first)))  # noqa: B010
+    elif kind == "slow":
+        device, first, data = value.replace(",", "@").split("@")
+        slow_down(int(device), int(first), int(data))
     else:
         raise SystemExit(f"unknown fault {fault}")
 

@@ -96,7 +96,7 @@ class Health:
         wrong = [list(result.wrong) for result in results]
         shares = {name: round(share, 4) for name, share in self._timeline.shares().items()}
         self._probes.append(Probed(self._steps, step, seconds, wrong, shares["data"], shares["host"]))
-        self._timeline.probed(self._cost, max(seconds))
+        self._timeline.probed(max(seconds))
         devices = [f"{device.platform}:{device.id}" for device in self._probe.devices]
         kinds = [device.device_kind for device in self._probe.devices]
         with self._changed:

@@ -62,10 +62,9 @@ class Timeline:
         """Time that the loop spent on a part since the last step."""
         self._now[part] += seconds
 
-    def probed(self, seconds: float, slowest: float) -> None:
-        """A probe: what it took in all, and its computation on the slowest device."""
-        self._now["probe"] += seconds
-        self._probe_seconds = slowest
+    def probed(self, seconds: float) -> None:
+        """What a probe's computation took on the slowest device."""
+        self._probe_seconds = seconds
 
     @property
     def step_seconds(self) -> float:
@@ -88,9 +87,9 @@ class Timeline:
         for name in PARTS:
             self._since_probe[name] += parts[name]
         line: dict[str, Any] = {"step": step} | {name: round(spent, 6) for name, spent in parts.items()}
-        if self._probe_seconds is None:
+        if not line["probe"]:
             del line["probe"]
-        else:
+        if self._probe_seconds is not None:
             line["probe_seconds"], self._probe_seconds = round(self._probe_seconds, 6), None
         with self._lock:
             self._lines.append(line)
