@@ -12,16 +12,14 @@ import jax
 
 from jaxtrain.agreement import Agreement, Requests
 from jaxtrain.batches import RunBatches
-from jaxtrain.checkpoint import Checkpointer, Meta
-from jaxtrain.config import Config
+from jaxtrain.checkpoint import Meta
 from jaxtrain.data import ROW_IDS
 from jaxtrain.errors import BadHostError, DataError, NonFiniteError, RunPaused
 from jaxtrain.evaluation import Evaluations, Evaluator
 from jaxtrain.norms import name_norms
+from jaxtrain.opening import Opened
 from jaxtrain.placement import Placement
 from jaxtrain.profiler import ProfileWindow
-from jaxtrain.program import Program
-from jaxtrain.recorder import Recorder
 from jaxtrain.resilience.health import Health
 from jaxtrain.resilience.preemption import Abandoned
 from jaxtrain.resilience.spikes import Numbers
@@ -30,7 +28,6 @@ from jaxtrain.resilience.whereabouts import DEVICES, here
 from jaxtrain.spike_guard import Return, SpikeGuard
 from jaxtrain.telemetry.timeline import Timeline
 from jaxtrain.telemetry.utilisation import model_flops_utilisation, peak_flops
-from jaxtrain.training_data import TrainingData
 
 MOST_SKIPPED_IN_A_ROW = 100
 """With `non_finite: skip`; the state is unchanged meanwhile, so more would follow without end."""
@@ -44,6 +41,35 @@ class Compiled:
     eval_step: Callable[..., Any]
     averaged: Callable[..., Any]
     inputs: dict[int, Any]
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What a training has beside its program, its data and what it writes."""
+
+    agreement: Agreement
+    guard: SpikeGuard
+    watchdog: Watchdog
+    timeline: Timeline
+    profile: ProfileWindow
+    health: Health | None
+
+
+def make_evaluations(run: Opened, compiled: Compiled, watchdog: Watchdog) -> Evaluations | None:
+    """What evaluates parameters on all that is held out; None where nothing is."""
+    program, data = run.program, run.data
+    if data.held_out is None:
+        return None
+    evaluator = functools.partial(
+        Evaluator,
+        compiled.eval_step,
+        Placement(program.eval_batch),
+        rows=program.eval_rows,
+        prefetch=program.config.data.prefetch,
+        before_a_batch=watchdog.abandon_together().before_a_batch,
+    )
+    sets = {name: evaluator(source=given.table) for name, given in data.eval_sets.items()}
+    return Evaluations(evaluator(source=data.held_out), sets)
 
 
 @dataclass(frozen=True)
@@ -67,78 +93,48 @@ class Training:
     skipped decides whether its number was reached.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        program: Program,
-        compiled: Compiled,
-        data: TrainingData,
-        checkpointer: Checkpointer,
-        recorder: Recorder,
-        profile: ProfileWindow,
-        agreement: Agreement,
-        watchdog: Watchdog,
-        guard: SpikeGuard,
-        timeline: Timeline,
-        health: Health | None,
-        state: Any,
-        meta: Meta,
-        total_steps: int,
-    ):
+    def __init__(self, run: Opened, compiled: Compiled, tools: Tools, state: Any, meta: Meta):
+        program, config = run.program, run.program.config
         self.config = config
         self.meta = meta
         self._infos = program.infos
         self._abstract_state = program.state
-        self._data = data
-        self._compiled = compiled
-        self._checkpointer = checkpointer
-        self._recorder = recorder
-        self._profile = profile
-        self._timeline = timeline
-        self._health = health
-        self._probing = 0.0
-        # On a CPU the call that dispatches a step may also compute it, and wait in it for other processes.
-        self._computes_when_called = program.mesh.devices.flat[0].platform == "cpu"
         self._state = state
-        self._total = total_steps
-        self._agreement = agreement
-        self._watchdog = watchdog
-        self._guard = guard
-        guard.resume(meta.spikes)
+        self._total = run.total_steps
+        self._data = run.data
+        self._recorder = run.recorder
+        self._checkpointer = run.checkpointer
+        self._evaluation_left = run.evaluation_left
+        self._compiled = compiled
+        self._agreement = tools.agreement
+        self._guard = tools.guard
+        self._watchdog = tools.watchdog
+        self._timeline = tools.timeline
+        self._profile = tools.profile
+        self._health = tools.health
+        self._guard.resume(meta.spikes)
         self._way_back: Return | None = None
         self._due = Requests()
         self._in_flight: deque[_InFlight] = deque()
         self._read_at = time.perf_counter()
+        self._probing = 0.0
+        # On a CPU the call that dispatches a step may also compute it, and wait in it for other processes.
+        self._computes_when_called = program.mesh.devices.flat[0].platform == "cpu"
         self._skipped_in_a_row = 0
         self._flops = {size: program.task.flops(size).training for size in config.batches.sizes}
         self._peak = peak_flops(device.device_kind for device in program.mesh.devices.flat)
         self._places = {size: Placement(program.batch_of(size)) for size in config.batches.sizes}
         self._evaluated: tuple[int, dict[str, float]] = (0, {})
-        self._evaluate = None
-        if data.held_out is not None:
-            evaluator = functools.partial(
-                Evaluator,
-                compiled.eval_step,
-                Placement(program.eval_batch),
-                rows=program.eval_rows,
-                prefetch=config.data.prefetch,
-                before_a_batch=watchdog.abandon_together().before_a_batch,
-            )
-            sets = {name: evaluator(source=given.table) for name, given in data.eval_sets.items()}
-            self._evaluate = Evaluations(evaluator(source=data.held_out), sets)
+        self._evaluate = make_evaluations(run, compiled, tools.watchdog)
         self._batches = self._open_batches(meta.position)
 
     def _open_batches(self, position: int) -> RunBatches:
         return RunBatches(self.config.batches, self._data, self._places, position, self.config.data)
 
-    def run(self, evaluate_first: bool = False) -> None:
-        """To the last step, saved.
-
-        Args:
-            evaluate_first: the state as it is, unless that is done behind the last step anyway.
-        """
+    def run(self) -> None:
+        """To the last step, saved."""
         self.meta = replace(self.meta, abandoned=False)
-        if evaluate_first and self.meta.step < self._total:
+        if self._evaluation_left and self.meta.step < self._total:  # else it is done behind the last step anyway
             self._evaluate_now()
             self._leave_if_asked()
         self._probe()

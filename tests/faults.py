@@ -89,16 +89,16 @@ def without_data_on(process: int) -> None:
     """Makes the process of this index find its data set missing."""
     import jax
 
-    from jaxtrain import loop
+    from jaxtrain import opening
 
-    open_data = loop.open_data
+    open_data = opening.open_data
 
     def failing(config: Config) -> TrainingData:
         if jax.process_index() == process:
             raise ConfigError("injected: no such directory")
         return open_data(config)
 
-    setattr(loop, "open_data", failing)  # noqa: B010
+    setattr(opening, "open_data", failing)  # noqa: B010
 
 
 def end_saves_at(step: int) -> None:
