@@ -63,8 +63,9 @@ def test_links_lead_somewhere(link: str) -> None:
     assert (ROOT / link).exists()
 
 
-def test_the_tests_that_are_named_as_proof_exist() -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", README)
+@pytest.mark.parametrize("page", ["README.md", "jaxtrain/resilience/README.md"])
+def test_the_tests_that_are_named_as_proof_exist(page: str) -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / page).read_text())
     assert len(named) >= 10
     for file, name in named:
         assert f"def {name}(" in (ROOT / file).read_text(), f"{file}::{name}"
