@@ -109,7 +109,8 @@ def compile_program(
                 averaged = program.averaged.lower(program.state["params"], program.state["ema"]).compile()
     with here.phase("compile"), recorder.timed("compile", what="checksums"):
         checkpointer.prepare(program.state)
-    with here.phase("compile"):
+    waiting = recorder.timed("compile", what="others") if jax.process_count() > 1 else contextlib.nullcontext()
+    with here.phase("compile"), waiting:
         distributed.barrier("compiled")
     return Compiled(train_step, eval_step, averaged, {size: program.inputs(total_steps, size) for size in sizes})
 

@@ -135,21 +135,28 @@ def test_events_tell_the_story_in_order(tmp_path: Path, tiny_data: Path) -> None
     run_here(config)
     kinds = [(event["kind"], event.get("step")) for event in map(json.loads, (config.run_dir / "events.jsonl").open())]
     compiles = [("compile", None)] * 3
-    # A save is reported when it is committed, in the background: anywhere after it began.
+    # A save is reported when it is committed, in the background: anywhere after it began. Progress is told every ten
+    # seconds, after the first step, and before anything that ends stepping.
     first, second = kinds[: kinds.index(("stop", 7)) + 1], kinds[kinds.index(("stop", 7)) + 1 :]
-    assert [event for event in first if event[0] != "save"] == [
+    assert [event for event in first if event[0] not in ("save", "progress")] == [
         ("start", 0),
         *compiles,
         ("eval", 5),
         ("stop", 7),
     ]
-    assert [event for event in second if event[0] != "save"] == [
+    assert [event for event in second if event[0] not in ("save", "progress")] == [
         ("start", 5),
         *compiles,
         ("restore", 5),
         ("eval", 10),
         ("stop", 10),
     ]
+    told = [
+        first.index(event) for event in (("progress", 1), ("progress", 5), ("eval", 5), ("progress", 7), ("stop", 7))
+    ]
+    assert told == sorted(told)
+    told = [second.index(event) for event in (("restore", 5), ("progress", 6), ("progress", 10), ("eval", 10))]
+    assert told == sorted(told)
     assert ("save", 5) in first
     assert second.index(("save", 10)) > second.index(("eval", 10))
     stop = events(config.run_dir, "stop")[0]

@@ -23,7 +23,7 @@ class EventLog:
     | start   | `step`: last finished one (0: none), `steps`: planned, `seconds` since this start began, `attempt` |
     | init_from | `run`, `checkpoint`, `step` of that run, `seconds` |
     | restore | `step`, `position`, `seconds`, `tier` (durable, local); none where a run begins |
-    | compile | `what`, `seconds`                          |
+    | compile | `what` (`others`: the wait for other processes), `seconds` |
     | save    | `step`, `seconds`, `stall`: those of them that the loop stood still |
     | save_local | the same, of process 0's part and its copy |
     | left_out | `step` that was due to be saved, `reason`  |
