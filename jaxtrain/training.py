@@ -240,7 +240,8 @@ class Training:
             self._guard.detector.intervene(attempted, str(spike))
 
     def _find_way_back(self, attempted: int, position: int) -> Return | None:
-        return self._guard.way_back(attempted, position, self._data.order, self._checkpointer)
+        with here.phase("save"):  # which is waited for, where one still runs
+            return self._guard.way_back(attempted, position, self._data.order, self._checkpointer)
 
     def _probe(self) -> None:
         """Probes the devices once they have done what was dispatched, which is read no earlier for it."""

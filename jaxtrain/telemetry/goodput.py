@@ -152,7 +152,7 @@ def _spans_of(attempt: Attempt, bounds: Mapping[int, float]) -> Iterator[Span]:
     """An attempt's time from its begin to its end."""
     steppings = _steppings(attempt, bounds)
     told = [_told(event) for event in attempt.events if event["kind"] in _TOLD]
-    saves = attempt.of_kind("save")
+    saves = [event for event in attempt.events if event["kind"] in ("save", "save_local")]
     saving = [Span(event["time"] - seconds_of(event), event["time"], "saving") for event in saves]
     stalls = [seconds_of(event, "stall") for event in saves]
     told += [Span(save.begin, save.begin + stall, "saving") for save, stall in zip(saving, stalls, strict=True)]

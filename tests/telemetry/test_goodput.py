@@ -117,6 +117,12 @@ def test_what_steps_do_not_account_for_is_named_other() -> None:
     assert account_of(run).seconds["other"] == pytest.approx(2)
 
 
+def test_a_save_to_local_disks_stands_still_too() -> None:
+    run = Timeline().start(0, 0).progress(16, 1, 1, 1.0).at(17, "save_local", step=1, seconds=1.0, stall=0.3)
+    run.progress(26, 11, 10, 9.7)
+    assert account_of(run).seconds["saving"] == pytest.approx(0.3)
+
+
 def test_the_wait_for_the_last_save_is_saving() -> None:
     run = Timeline().start(0, 0).progress(16, 1, 1, 1.0).save(20, 1, 3.9, 0.1)
     run.at(20, "stop", step=1, reason="complete", exit_code=0)
