@@ -98,5 +98,5 @@ def test_a_slow_device_and_a_slow_input_are_each_named_as_what_they_are(tmp_path
     run = read_run(tmp_path / "run")
     assert list(run.timeline) == [0, 1]
     behind = who_is_behind(run.timeline)
-    assert behind["waiting for data"].startswith("rank 1 ")
+    assert behind["waits longest for data"].startswith("rank 1 ")
     assert behind["slowest device"].startswith("rank 0 ")

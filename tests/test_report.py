@@ -1,6 +1,7 @@
 import errno
 import math
 import os
+import re
 import subprocess
 import sys
 
@@ -17,6 +18,7 @@ from jaxtrain.telemetry.norms import as_json
 from jaxtrain.telemetry.pictures import evaluation_title, running_median
 from jaxtrain.telemetry.run_files import read_run
 from jaxtrain.telemetry.run_info import write_json_atomically
+from jaxtrain.telemetry.timeline import Timeline
 
 
 @pytest.fixture
@@ -378,3 +380,58 @@ def test_the_running_median_of_a_long_curve_has_few_points_and_both_ends():
 def test_the_report_needs_no_jax():
     program = "import sys, jaxtrain.report; assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def write_timeline(run_dir, ranks, probes=None):
+    """Steps 1 to 20 of each rank, which spent (data, host, device) seconds on each."""
+    for rank, parts in enumerate(ranks):
+        timeline = Timeline(run_dir / "timeline", rank, len(ranks), after=0)
+        for step in range(1, 21):
+            for part, seconds in zip(("data", "device"), (parts[0], parts[2]), strict=True):
+                timeline.add(part, seconds)
+            if probes is not None and step % 5 == 0:
+                timeline.probed(probes[rank])
+            timeline.step(step, sum(parts))
+        timeline.close()
+
+
+def test_the_timeline_is_drawn_rank_by_step_and_names_who_is_behind(run_dir, monkeypatch, tmp_path):
+    ranks = [(0.0, 0.1, 0.9), (0.4, 0.1, 0.5), (0.0, 0.5, 0.5)]
+    write_timeline(run_dir, ranks, probes=[0.013, 0.01, 0.01])
+    rows = report.summary(read_run(run_dir))
+    assert re.fullmatch(r"rank 1 \(.+\), 40% of the time", rows["waits longest for data"])
+    assert re.fullmatch(r"rank 2 \(.+\), 50% of the time", rows["busiest itself"])
+    assert re.fullmatch(r"rank 0 \(.+\), its probe takes 30% longer", rows["slowest device"])
+    panels = figures(run_dir, monkeypatch, tmp_path)["picture-timeline.png"].axes
+    titled = {axes.get_title(loc="left"): axes for axes in panels if axes.collections and axes.get_title(loc="left")}
+    for part, title in enumerate(["waiting for data", "its own work", "waiting for devices"]):
+        assert [values[0] for values in heat(titled[title]).values()] == pytest.approx([rank[part] for rank in ranks])
+    assert [values[0] for values in heat(titled["probe of the devices, over the median"]).values()] == pytest.approx(
+        [0.3, 0, 0]
+    )
+
+
+def test_of_many_ranks_those_that_differ_most_are_drawn(run_dir, monkeypatch, tmp_path):
+    ranks = [(0.0, 0.1, 0.9)] * 50
+    ranks[40], ranks[41] = (0.4, 0.1, 0.5), (0.0, 0.5, 0.5)
+    write_timeline(run_dir, ranks, probes=[0.01] * 45 + [0.013] + [0.01] * 4)
+    first, *_ = figures(run_dir, monkeypatch, tmp_path)["picture-timeline.png"].axes
+    assert {"40", "41", "45"} <= set(heat(first))
+    assert len(heat(first)) == 24
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("ranks", [1, 200])
+def test_a_timeline_of_any_number_of_ranks_can_be_drawn(run_dir, ranks):
+    write_timeline(run_dir, [(0.0, 0.1, 0.9)] * ranks)
+    assert report.main([str(run_dir)]) == EXIT_COMPLETE
+    assert (run_dir / "timeline.png").exists()
+    assert {"slowest device", "busiest itself", "waits longest for data"}.isdisjoint(report.summary(read_run(run_dir)))
+
+
+def test_what_was_found_about_health_is_told(run_dir):
+    with EventLog(run_dir / "events.jsonl") as events:
+        for device in ("cuda:3", "cuda:4"):
+            events.write("health", rank=1, device=device, what="slow", detail=f"rank 1 (node7): {device} is slow")
+    rows = report.summary(read_run(run_dir))
+    assert (rows["health"], rows["health, 2"]) == ("rank 1 (node7): cuda:3 is slow", "rank 1 (node7): cuda:4 is slow")

@@ -20,14 +20,20 @@ COLOURS = {"data": "Reds", "host": "Purples", "device": "Blues"}
 BARS = {"data": "#c0392b", "host": "#6a51a3", "device": "#2b7bba"}
 PROBE, PROBE_TITLE = "probe_seconds", "probe of the devices, over the median"
 WORTH_NAMING = 0.05
+MOST_ROWS = 24
 
 
 def draw_timeline(ranks: Ranks, title: str, picture: Path) -> None:
     """Draws rank by step what the seconds went to, and beside it each rank's share of its time.
 
+    Of more than `MOST_ROWS` ranks it shows those that differ most from the others: one row of a thousand would be lost.
+
     Raises:
         ConfigError: the picture can't be written.
     """
+    if len(ranks) > MOST_ROWS:
+        title = f"{title} ({MOST_ROWS} of {len(ranks):,} ranks, those that differ most)"
+        ranks = _most_different(ranks)
     steps = sorted({line["step"] for _, lines in ranks.values() for line in lines})
     names = [str(rank) for rank in ranks]
     parts = {part: _table(ranks, steps, part) for part in PARTS}
@@ -52,14 +58,18 @@ def draw_timeline(ranks: Ranks, title: str, picture: Path) -> None:
 
 
 def who_is_behind(ranks: Ranks) -> dict[str, str]:
-    """In words, by what: the rank that waits longest for data, that is busiest itself, whose devices are slowest."""
+    """In words: of several ranks the one that waits longest for data, the busiest itself, that with the slowest device.
+
+    Each only where it differs enough to be worth naming.
+    """
     found: dict[str, str] = {}
-    for part in ("data", "host") if ranks else ():
+    if len(ranks) < 2:
+        return found
+    for part, name in (("data", "waits longest for data"), ("host", "busiest itself")):
         shares = {rank: _share(lines, part) for rank, (_, lines) in ranks.items()}
         rank = max(shares, key=lambda rank: shares[rank])
-        usual = median(shares.values()) if part == "host" and len(ranks) > 1 else 0.0
-        if shares[rank] - usual >= WORTH_NAMING:
-            found[TITLES[part]] = f"rank {rank} ({ranks[rank][0]}) {shares[rank]:.0%} of the time"
+        if shares[rank] - median(shares.values()) >= WORTH_NAMING:
+            found[name] = f"rank {rank} ({ranks[rank][0]}), {shares[rank]:.0%} of the time"
     probes = {rank: _probe_seconds(lines) for rank, (_, lines) in ranks.items()}
     known = {rank: seconds for rank, seconds in probes.items() if seconds is not None}
     if len(known) > 1:
@@ -69,6 +79,21 @@ def who_is_behind(ranks: Ranks) -> dict[str, str]:
             longer = f"{known[slowest] / others - 1:.0%}"
             found["slowest device"] = f"rank {slowest} ({ranks[slowest][0]}), its probe takes {longer} longer"
     return found
+
+
+def _most_different(ranks: Ranks) -> Ranks:
+    """By what they have above the median of data wait, own work or probe; in the order of ranks."""
+    shares = [{rank: _share(lines, part) for rank, (_, lines) in ranks.items()} for part in ("data", "host")]
+    probes = {rank: _probe_seconds(lines) for rank, (_, lines) in ranks.items()}
+    usual = median([seconds for seconds in probes.values() if seconds is not None] or [1.0])
+    columns = [*shares, {rank: (seconds or usual) / usual for rank, seconds in probes.items()}]
+    middles = [median(column.values()) for column in columns]
+
+    def difference(rank: int) -> float:
+        return max(column[rank] - middle for column, middle in zip(columns, middles, strict=True))
+
+    chosen = sorted(ranks, key=difference, reverse=True)[:MOST_ROWS]
+    return {rank: ranks[rank] for rank in sorted(chosen)}
 
 
 def _draw_seconds(axes: Axes, steps: list[int], table: Heat, colours: str, longest: float, title: str) -> None:
