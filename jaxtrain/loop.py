@@ -70,6 +70,7 @@ def _run(config: Config, devices: Sequence[jax.Device], started: float, watchdog
         state, meta = restore_or_initialise(opened)
         watchdog.restored(meta.step)
         timeline = Timeline(directory.timeline, jax.process_index(), jax.process_count(), after=meta.step)
+        watchdog.at_end(timeline.write)
         tools = Tools(
             agreement,
             guard,
@@ -160,7 +161,7 @@ def compile_probe(program: Program, recorder: Recorder) -> Probe | None:
     if program.config.health.policy == "off":
         return None
     mine = [device for device in program.mesh.devices.flat if device.process_index == jax.process_index()]
-    with recorder.timed("compile", what="probe"):
+    with here.phase("compile"), recorder.timed("compile", what="probe"):
         return Probe(mine)
 
 

@@ -250,8 +250,8 @@ class Training:
         asked = time.perf_counter()
         with here.wait(DEVICES):
             jax.block_until_ready(self._state)
-        waited = time.perf_counter() - asked
-        probing = self._health.probe(self.meta.step + len(self._in_flight))
+            waited = time.perf_counter() - asked
+            probing = self._health.probe(self.meta.step + len(self._in_flight))
         if self._in_flight:  # else it is between steps, in no step's time
             self._probing += probing
             self._timeline.add("device", waited)

@@ -71,6 +71,7 @@ class Watchdog:
         self._beat_at = 0.0
         self._recording = False
         self._saved: int | None = None
+        self._last_words: list[Callable[[], None]] = []
         self._request: Callable[[], None] | None = None
         self._told: tuple[str, int, float] | None = None
         self._over_since: float | None = None
@@ -110,6 +111,10 @@ class Watchdog:
     def restored(self, step: int) -> None:
         """The run goes on behind `step`; 0: it begins."""
         here.step, self._saved = step, step or None
+
+    def at_end(self, write: Callable[[], None]) -> None:
+        """`write` is called, from another thread, before the watchdog ends this process."""
+        self._last_words.append(write)
 
     def saved(self, step: int) -> None:
         """The newest complete checkpoint is that of `step`."""
@@ -372,6 +377,8 @@ class Watchdog:
         with contextlib.suppress(OSError):
             if fault:
                 self._write_stacks(verdict)
+        for write in self._last_words:
+            write()
         writes = self._rank == 0 or (self._rank == 1 and verdict.rank == 0 and verdict.what in ("died", "silent"))
         if not writes:
             return

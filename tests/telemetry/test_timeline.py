@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from jaxtrain.resilience.verdict import Verdict
+from jaxtrain.resilience.watchdog import Watchdog
 from jaxtrain.telemetry import timeline
 from jaxtrain.telemetry.timeline import RING, Timeline, read_timeline
+from tests.runs import tiny_config
 
 
 def write(folder: Path, steps: range, rank: int = 0, ranks: int = 1, after: int = 0) -> None:
@@ -83,3 +86,15 @@ def test_what_a_crash_tore_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "rank-1.jsonl").write_text("")
     (tmp_path / "rank-x.jsonl").write_text("{}\n")
     assert {rank: len(steps) for rank, (_, steps) in read_timeline(tmp_path).items()} == {0: 3}
+
+
+def test_a_process_that_the_watchdog_ends_leaves_its_timeline(
+    tmp_path: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os._exit", lambda code: None)
+    line = Timeline(tmp_path / "timeline", 0, 1, after=0)
+    line.step(1, 1.0)
+    watchdog = Watchdog(tiny_config(tmp_path, tiny_data), tmp_path / "crash", tmp_path / "events.jsonl")
+    watchdog.at_end(line.write)
+    watchdog._end(Verdict(9, "stuck", "the main thread is stuck"))
+    assert [found["step"] for found in read_timeline(tmp_path / "timeline")[0][1]] == [1]
