@@ -85,6 +85,12 @@ def test_a_slow_input_is_named_as_that_and_no_device_is_blamed() -> None:
     assert "rank 3 (node3): waits for data 40% of the time" in finding.detail
 
 
+def test_data_that_are_late_now_and_then_are_not_named() -> None:
+    judge = Judge(CONFIG, 2)
+    for number in range(20):
+        assert hear(judge, report(0, number, data=0.6 * (number % 2)), report(1, number)) == []
+
+
 @pytest.mark.parametrize("ranks", [2, 5])
 def test_a_busy_host_is_named_by_what_it_takes_beyond_the_others(ranks: int) -> None:
     judge, found = Judge(CONFIG, ranks), []

@@ -79,6 +79,17 @@ def test_devices_are_compared_within_their_kind() -> None:
     assert abs(slowdown(times, kinds, PATIENCE)).max() < 0.1
 
 
+@pytest.mark.parametrize("devices", [2, 3, 4, 7])
+def test_a_time_is_held_against_the_median_of_the_others_alone(devices: int) -> None:
+    times = probes(devices, 30, 0)
+    times[1, 10:20] = np.nan
+    for device in {0, 1, devices - 1}:
+        others = np.delete(times, device, axis=0)
+        heard = np.isfinite(times[device]) & np.isfinite(others).any(axis=0)
+        expected = np.median(np.log(times[device, heard]) - np.nanmedian(np.log(others[:, heard]), axis=0))
+        assert slowdown(times, ["gpu"] * devices, 30)[device] == pytest.approx(np.expm1(expected))
+
+
 def test_one_alone_is_never_slow() -> None:
     times = probes(1, 40, 0)
     times[:, 20:] *= 2
