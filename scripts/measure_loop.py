@@ -17,7 +17,7 @@ import numpy as np
 from jaxtrain import loop
 from jaxtrain.config import Config, load
 from jaxtrain.data import ROW_IDS, host_batches, write_dataset
-from jaxtrain.data.prepare import train_tokenizer
+from jaxtrain.data.prepare.tokenizer import train_tokenizer
 from jaxtrain.placement import Placement
 from jaxtrain.program import build
 from jaxtrain.telemetry.metrics import read_metrics
@@ -49,7 +49,7 @@ def measure() -> tuple[float, float]:
         folder = Path(name)
         random = np.random.default_rng(0)
         documents = [random.integers(0, 256, 200).tolist() for _ in range(400)]
-        tokenizer = train_tokenizer(["some text"], 300)
+        tokenizer = train_tokenizer(["some text"], 300).tokenizer
         write_dataset(folder / "data", {"train": documents}, tokenizer, end_of_document=None, source={"name": "random"})
         path = folder / "config.yml"
         path.write_text(CONFIG.format(folder=folder, steps=STEPS))
