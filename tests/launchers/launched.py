@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -75,6 +74,3 @@ def is_alive(pid: int) -> bool:
 
 def is_stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-
-
-__all__ = ["Launched", "is_alive", "is_stopped", "signal", "wait_until"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launchers.launched import Launched, is_alive, wait_until
+from tests.launchers.launched import Launched, is_alive, is_stopped, wait_until
 
 STEPS_AND_END = [["steps", 9], ["save", 9], ["exit", 0]]
 HANG = [["keep_beating"], ["hang"]]
@@ -57,6 +57,18 @@ def test_the_one_whose_end_the_others_followed_from_is_named(tmp_path: Path) -> 
     assert launched.end()[0] == 0
     (fault,) = launched.events("fault")
     assert (fault["rank"], fault["exit_code"]) == (1, 1)
+
+
+def test_a_stopped_process_is_the_cause_of_the_others_end(tmp_path: Path) -> None:
+    """Its peers see that it is gone, before it has been silent for long."""
+    plan = {"1.0": [["wait_for", "go"], ["exit", 8]], "1.1": [["die", "SIGSTOP"]], "*": STEPS_AND_END}
+    launched = Launched(tmp_path, plan, "--processes", "2")
+    stopped = launched.pids()[1]
+    wait_until(lambda: is_stopped(stopped))
+    (launched.run / "go").touch()
+    assert launched.end()[0] == 0
+    (fault,) = launched.events("fault")
+    assert (fault["rank"], fault["what"]) == (1, "silent")
 
 
 def test_the_same_crash_at_the_same_step_ends_the_run_with_its_last_words(tmp_path: Path) -> None:

@@ -52,6 +52,15 @@ def test_of_a_flood_the_end_is_shown_and_where_the_rest_is(tmp_path: Path) -> No
     assert len(shown.getvalue()) < 2 * view.MOST_BEHIND
 
 
+def test_a_line_without_an_end_is_shown_in_pieces(tmp_path: Path) -> None:
+    shown, log = io.StringIO(), tmp_path / "0"
+    log.write_bytes(b"x" * (3 * view.MOST_BYTES_AT_ONCE))
+    seen = View(shown)
+    seen.watch([log])
+    seen.close()
+    assert [len(line) for line in shown.getvalue().splitlines()] == [view.MOST_BYTES_AT_ONCE + len("[0] ")] * 3
+
+
 def test_the_end_of_a_log_is_found(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("\n".join(map(str, range(100000))))
     assert last_lines(tmp_path / "log", 3) == "99997\n99998\n99999"
