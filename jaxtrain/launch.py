@@ -25,7 +25,6 @@ DESCRIPTION = """\
 Trains CONFIG in N processes on this machine, each with its own devices, and starts them all again from the newest good
 checkpoint when one fails. Ends with the run's exit code; see README.md, "Exit codes".
 """
-GRACE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ def launch(config: Config, arguments: Sequence[str], options: Options, module: s
         launcher = Local(program, directory.logs, options.spares)
         slots = Slots(options.processes + options.spares, directory.excluded, launcher.host)
         limits = Limits(
-            options.processes, options.least, options.silence, config.distributed.start_timeout, GRACE_SECONDS
+            options.processes, options.least, options.silence, config.distributed.start_timeout, config.grace_seconds
         )
         view = View()
         try:

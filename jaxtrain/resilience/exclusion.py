@@ -1,10 +1,12 @@
 """`RUN/excluded.json`: hosts that a run should go on without. Launchers read it."""
 
+import contextlib
 import json
 import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from jaxtrain.telemetry.jsonl import replace_file
 
@@ -33,13 +35,22 @@ class Excluded:
 def exclude(path: Path, host: str, rank: int, device: str, reason: str, step: int) -> None:
     """Adds an entry; a crash at any moment leaves the old list or the new one. One process of a run does so."""
     entry = Excluded(host, rank, device, reason, step, round(time.time(), 3))
-    listed = [asdict(old) for old in read_excluded(path)]
-    replace_file(path, json.dumps([*listed, asdict(entry)], indent=2) + os.linesep)
+    replace_file(path, json.dumps([*_listed(path), asdict(entry)], indent=2) + os.linesep)
 
 
 def read_excluded(path: Path) -> list[Excluded]:
-    """The entries, oldest first; none where there is no file, or no list in it."""
+    """The entries that a run wrote, oldest first; none where there is no file, or no list in it."""
+    entries = []
+    for entry in _listed(path):
+        with contextlib.suppress(TypeError):
+            entries.append(Excluded(**entry))
+    return entries
+
+
+def _listed(path: Path) -> list[Any]:
+    """What is there, whoever wrote it: a person may leave out what a launcher doesn't need."""
     try:
-        return [Excluded(**entry) for entry in json.loads(path.read_text())]
-    except (OSError, ValueError, TypeError):
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
         return []
+    return found if isinstance(found, list) else []

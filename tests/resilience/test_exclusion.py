@@ -20,6 +20,14 @@ def test_entries_are_added_to_those_that_are_there(tmp_path: Path) -> None:
     ] * 2
 
 
+def test_what_a_person_wrote_stays_though_it_says_less(tmp_path: Path) -> None:
+    path = tmp_path / "excluded.json"
+    path.write_text('[{"slot": 2, "reason": "fan"}]')
+    exclude(path, "node7", 3, "cuda:3", "slow", 120)
+    assert json.loads(path.read_text())[0] == {"slot": 2, "reason": "fan"}
+    assert [entry.host for entry in read_excluded(path)] == ["node7"]
+
+
 def test_a_file_that_is_no_list_counts_as_none(tmp_path: Path) -> None:
     path = tmp_path / "excluded.json"
     for text in ("", "{}", '[{"host": 1}]', "[1]"):
