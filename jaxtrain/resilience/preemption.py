@@ -11,10 +11,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from jaxtrain.errors import EXIT_INTERRUPTED, EXIT_REQUEUE
-from jaxtrain.resilience.channel import Channel
+
+if TYPE_CHECKING:
+    from jaxtrain.resilience.channel import Channel  # imports jax, and that starts threads
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _AHEAD = 3
@@ -100,7 +102,7 @@ class AbandonedTogether:
         told: whether this process knows that the run is to leave.
     """
 
-    def __init__(self, channel: Channel, rank: int, told: Callable[[], bool]):
+    def __init__(self, channel: "Channel", rank: int, told: Callable[[], bool]):
         self._channel = channel
         self._first = rank == 0
         self._told = told
