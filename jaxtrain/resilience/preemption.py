@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from jaxtrain.errors import EXIT_INTERRUPTED, EXIT_REQUEUE
 
 if TYPE_CHECKING:
-    from jaxtrain.resilience.channel import Channel  # imports jax, and that starts threads
+    from jaxtrain.resilience.channel import Channel  # imports jax, which starts threads
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _AHEAD = 3
@@ -58,8 +58,11 @@ def leave_at_once(code: int, words: str) -> NoReturn:
 
 @contextlib.contextmanager
 def listening() -> Iterator[Signals]:
-    """Inside, signals are taken by a thread. To be entered before any other thread is started: each has the mask of
-    the one that starts it. A signal that the process was started to ignore stays ignored."""
+    """Inside, signals are taken by a thread. To be entered by the main one, before any other thread starts: each has
+    the mask of the one that starts it. A signal that the process was started to ignore stays ignored.
+
+    Where there were threads before, one of them may get a signal; it then is taken as soon as the main thread can.
+    """
     signals = Signals()
     heeded = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
     if not heeded:
@@ -74,6 +77,7 @@ def listening() -> Iterator[Signals]:
                 return
             signals.take(number)
 
+    handlers = {number: signal.signal(number, lambda number, _: signals.take(number)) for number in heeded}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, heeded)
     thread = threading.Thread(target=listen, name="signals", daemon=True)
     thread.start()
@@ -85,6 +89,8 @@ def listening() -> Iterator[Signals]:
         signal.pthread_kill(thread.ident, heeded[0])
         thread.join()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 class Abandoned(Exception):
@@ -107,7 +113,7 @@ class AbandonedTogether:
         self._first = rank == 0
         self._told = told
         self._begun = 0
-        self._end: int | None = None
+        self._last: int | None = None
 
     def before_a_batch(self) -> None:
         """To be called before each batch of each evaluation.
@@ -116,11 +122,11 @@ class AbandonedTogether:
             Abandoned: here.
         """
         self._begun += 1
-        if self._end is None and self._first and self._told():
-            self._end = self._begun + _AHEAD
-            self._channel.put("abandon", str(self._end))
-        elif self._end is None and not self._first:
+        if self._last is None and self._first and self._told():
+            self._last = self._begun + _AHEAD
+            self._channel.put("abandon", str(self._last))
+        elif self._last is None and not self._first:
             named = self._channel.get("abandon")
-            self._end = None if named is None else int(named)
-        if self._end is not None and self._begun >= self._end:
+            self._last = None if named is None else int(named)
+        if self._last is not None and self._begun >= self._last:
             raise Abandoned

@@ -347,15 +347,13 @@ class Watchdog:
             sys.stdout.flush()
             sys.stderr.write(f"{show}\n")
             sys.stderr.flush()
-        # The file system may be what is stuck.
-        writer = threading.Thread(target=self._write_down, args=(verdict, fault), daemon=True)
-        writer.start()
-        writer.join(_MOMENT)
+        _within_a_moment(lambda: self._write_stacks(verdict) if fault else None)
         if self._rank == 0:
             self._wait_for_the_others()
         else:
             self._courier.say(f"left-{self._rank}", "")
             self._courier.stop(1.0)
+        _within_a_moment(lambda: self._write_events(verdict, fault))  # last: the main thread may still write some
         os._exit(verdict.code)
 
     def _wait_for_the_others(self) -> None:
@@ -372,11 +370,8 @@ class Watchdog:
                 break
             time.sleep(_LOOK_AGAIN)
 
-    def _write_down(self, verdict: Verdict, fault: bool) -> None:
+    def _write_events(self, verdict: Verdict, fault: bool) -> None:
         _log.info("the run ends: %s", verdict.words)
-        with contextlib.suppress(OSError):
-            if fault:
-                self._write_stacks(verdict)
         for write in self._last_words:
             write()
         writes = self._rank == 0 or (self._rank == 1 and verdict.rank == 0 and verdict.what in ("died", "silent"))
@@ -413,6 +408,18 @@ class Watchdog:
         if self._recording:
             with contextlib.suppress(OSError), EventLog(self._events, self._rank) as events:
                 events.write(kind, **fields)
+
+
+def _within_a_moment(write: Callable[[], None]) -> None:
+    """Unless the file system is what is stuck."""
+
+    def try_to() -> None:
+        with contextlib.suppress(OSError):
+            write()
+
+    writer = threading.Thread(target=try_to, daemon=True)
+    writer.start()
+    writer.join(_MOMENT)
 
 
 def waits_for_others() -> bool:

@@ -38,7 +38,7 @@ SHIPPED = sorted(CONFIGS.glob("*.yml"))
 MAY_CHANGE = {
     "log_every", "microbatch", "compile_cache", "cpu_devices", "resume", "remat", "remat_save",
     "remat_offload", "run_dir", "deterministic", "non_finite",
-    "max_hours", "checkpoint.keep_best", "checkpoint.local",
+    "max_hours", "grace_seconds", "checkpoint.keep_best", "checkpoint.local",
     "data.dir", "data.workers", "data.prefetch", "data.log_rows", "data.source", "model.loss.chunk",
     "ema.evaluate",
 }  # fmt: skip
@@ -55,6 +55,7 @@ SECTIONS_THAT_MAY_CHANGE = {
     "profile",
     "spikes",
     "health",
+    "watchdog",
 }
 
 
