@@ -9,7 +9,8 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -29,6 +30,7 @@ _PATIENCE = 3600
 _WATCHED = 14 * 86400
 """Seconds that a barrier waits where a watchdog looks on, which ends a run that waits too long, and names the cause."""
 _FAREWELL_SECONDS = 10
+_ESTABLISHED = "01"
 _barrier_numbers = itertools.count()
 
 
@@ -71,7 +73,7 @@ def initialize(config: DistributedConfig) -> None:
         f"check that all {_or_unknown(count)} were started and can reach that address"
     )
     try:
-        with _deadline(config.start_timeout, message):
+        with _deadline(config.start_timeout, lambda: f"{_who_came(address, process, count)}{message}"):
             jax.distributed.initialize(
                 coordinator_address=address,
                 num_processes=count,
@@ -110,7 +112,7 @@ def _cannot_listen(port: int) -> str | None:
 
 
 @contextlib.contextmanager
-def _deadline(seconds: int, message: str) -> Iterator[None]:
+def _deadline(seconds: int, message: Callable[[], str]) -> Iterator[None]:
     """Ends the process as a MissingWorkerError would if the block takes longer.
 
     At its own time limit JAX aborts the process from C++ with a stack trace: no exception could be caught.
@@ -118,7 +120,7 @@ def _deadline(seconds: int, message: str) -> Iterator[None]:
 
     def end() -> None:
         sys.stdout.flush()
-        sys.stderr.write(f"error: {message}\n")
+        sys.stderr.write(f"error: {message()}\n")
         sys.stderr.flush()
         os._exit(EXIT_MISSING_WORKER)
 
@@ -129,6 +131,18 @@ def _deadline(seconds: int, message: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def _who_came(address: str | None, process: int | None, count: int | None) -> str:
+    """For a message, how many processes are connected to this one, where it is the one that all connect to."""
+    if process != 0 or address is None or count is None:
+        return ""
+    port, connected = f":{int(address.rpartition(':')[2]):04X}", 0
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            rows = [line.split() for line in Path(table).read_text().splitlines()[1:]]
+            connected += sum(row[1].endswith(port) and row[3] == _ESTABLISHED for row in rows)
+    return f"{connected} of {count} processes came: "
 
 
 def barrier(name: str, timeout: int = _PATIENCE) -> None:

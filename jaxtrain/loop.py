@@ -46,7 +46,7 @@ def run(
         JaxtrainError: with the exit code that says why it wasn't.
     """
     directory = RunDirectory(config.run_dir)
-    with Watchdog(config, directory.crash, directory.events, signals) as watchdog:
+    with Watchdog(config, directory.crash, directory.events, signals) as watchdog, watchdog.explaining():
         _run(config, devices, now() if started is None else started, watchdog)
 
 

@@ -1,7 +1,8 @@
 """Trainings with a fault put in: `python -m tests.faults FAULT CONFIG [key=value …]`, or by hand in this process.
 
 Faults: `nan-row=ROW` makes the loss of every batch with that row NaN on the process that holds it; `raise=NAME@STEP`
-raises the built-in exception NAME when the numbers of STEP are read; `no-data=PROCESS` hides the data from one process;
+raises the built-in exception NAME when the numbers of STEP are read, with `/PROCESS` behind it on that process only;
+`no-data=PROCESS` hides the data from one process;
 `no-saves=STEP` puts a file in the place of the checkpoint directory then; `slow-saves=SECONDS` makes each save take so
 much longer; `late=PROCESS@STEP` sets the clock of that process ahead by a year when the numbers of STEP are read.
 `wrong-bit=PROCESS@PROBE` flips a bit of what the last device of that process computes, from that probe on;
@@ -71,14 +72,16 @@ def with_wrong_targets(positions: Collection[int], weight: float = 1) -> Callabl
     return wrong
 
 
-def raise_at(name: str, step: int) -> None:
-    """Makes the recorder raise instead of writing the numbers of `step`."""
+def raise_at(name: str, step: int, process: int | None = None) -> None:
+    """Makes the recorder raise instead of writing the numbers of `step`, on all processes or on one."""
+    import jax
+
     from jaxtrain.recorder import Recorder
 
     record = Recorder.step
 
     def failing(recorder: Recorder, metrics: dict[str, Any]) -> None:
-        if metrics["step"] == step:
+        if metrics["step"] == step and process in (None, jax.process_index()):
             raise getattr(builtins, name)(f"injected at step {step}")
         record(recorder, metrics)
 
@@ -289,8 +292,9 @@ def inject(fault: str) -> None:
     elif kind == "wrong-targets":
         setattr(RunBatches, "__next__", with_wrong_targets({int(value)}))  # noqa: B010
     elif kind == "raise":
-        name, step = value.split("@")
-        raise_at(name, int(step))
+        name, _, where = value.partition("@")
+        step, _, process = where.partition("/")
+        raise_at(name, int(step), int(process) if process else None)
     elif kind == "no-data":
         without_data_on(int(value))
     elif kind == "no-saves":
@@ -298,8 +302,8 @@ def inject(fault: str) -> None:
     elif kind == "slow-saves":
         slow_down_saves(float(value))
     elif kind == "late":
-        process, step = value.split("@")
-        set_clock_ahead(int(process), int(step))
+        late, _, when = value.partition("@")
+        set_clock_ahead(int(late), int(when))
     elif kind == "wrong-bit":
         from jaxtrain.resilience import probe
 

@@ -234,7 +234,9 @@ def step_losses(run_dir: Path) -> dict[int, float]:
 def environment(devices: int, optimised: bool = False) -> dict[str, str]:
     """The environment of a child process with so many virtual devices; `optimised`: it compiles as users do."""
     flags = virtual_devices(devices) if optimised else f"{virtual_devices(devices)} {FAST_COMPILATION}"
-    return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)}
+    # numpy's threads would be there before a program that imports it says which thread takes signals.
+    threads = {"OPENBLAS_NUM_THREADS": "1"}
+    return {**os.environ, **threads, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)}
 
 
 def start(

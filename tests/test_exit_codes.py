@@ -194,6 +194,7 @@ def test_a_missing_worker_is_exit_code_6_and_names_the_setting(present: int, tmp
     assert code == 6, output
     (message,) = [line for line in output.splitlines() if line.startswith("error: ")]
     assert f"process {present} of 2" in message
+    assert ("1 of 2 processes came" in message) == (present == 0)
     assert "distributed.start_timeout=5" in message
     assert "Traceback" not in output
     assert not (tmp_path / "run").exists()

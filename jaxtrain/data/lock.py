@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from jaxtrain.resilience.whereabouts import here
+
 
 @contextmanager
 def exclusive(directory: Path, waiting: Callable[[], None] | None = None) -> Iterator[None]:
@@ -21,5 +23,6 @@ def exclusive(directory: Path, waiting: Callable[[], None] | None = None) -> Ite
         except BlockingIOError:
             if waiting is not None:
                 waiting()
-            fcntl.flock(file, fcntl.LOCK_EX)
+            with here.wait(f"the lock of {directory}"):
+                fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -58,10 +58,8 @@ def leave_at_once(code: int, words: str) -> NoReturn:
 
 @contextlib.contextmanager
 def listening() -> Iterator[Signals]:
-    """Inside, signals are taken by a thread. To be entered by the main one, before any other thread starts: each has
-    the mask of the one that starts it. A signal that the process was started to ignore stays ignored.
-
-    Where there were threads before, one of them may get a signal; it then is taken as soon as the main thread can.
+    """Inside, signals are taken by a thread. To be entered before any other thread starts, also by numpy or jax: each
+    has the mask of the one that starts it. A signal that the process was started to ignore stays ignored.
     """
     signals = Signals()
     heeded = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
@@ -77,7 +75,6 @@ def listening() -> Iterator[Signals]:
                 return
             signals.take(number)
 
-    handlers = {number: signal.signal(number, lambda number, _: signals.take(number)) for number in heeded}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, heeded)
     thread = threading.Thread(target=listen, name="signals", daemon=True)
     thread.start()
@@ -89,8 +86,6 @@ def listening() -> Iterator[Signals]:
         signal.pthread_kill(thread.ident, heeded[0])
         thread.join()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 class Abandoned(Exception):

@@ -43,6 +43,8 @@ class Status:
         failed: the error that ended its work, in one line.
         theirs: whether that error is what comes of the loss of another process.
         ended: it has left the run in good order.
+        machine: where its process number means something; empty: nowhere else.
+        pid: its process number there.
     """
 
     rank: int
@@ -59,6 +61,8 @@ class Status:
     failed: str = ""
     theirs: bool = False
     ended: bool = False
+    machine: str = ""
+    pid: int = 0
 
     def text(self) -> str:
         """To be read by `read`."""

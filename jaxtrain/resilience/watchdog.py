@@ -65,6 +65,7 @@ class Watchdog:
         self._rank = jax.process_index()
         self._count = jax.process_count()
         self._host = socket.gethostname()
+        self._machine = this_machine()
         self._channel = Channel()
         self._courier = Courier(self._channel, self._rank, self._status)
         self._beats = folder_of_beats()
@@ -151,6 +152,8 @@ class Watchdog:
             raise
 
     def _explain(self, error: Exception) -> None:
+        if self._failed is not None:
+            return
         theirs = isinstance(error, MissingWorkerError) or (
             not isinstance(error, JaxtrainError) and bool(_OF_OTHERS.search(str(error)))
         )
@@ -202,6 +205,8 @@ class Watchdog:
             failed=failed,
             theirs=theirs,
             ended=self._ended.is_set() and self._failed is None,
+            machine=self._machine,
+            pid=os.getpid(),
         )
 
     def _write_beat(self) -> None:
@@ -269,6 +274,8 @@ class Watchdog:
         for rank, status in self._courier.statuses.items():
             if status.ended or rank == self._rank:
                 continue
+            if self._is_dead(status):
+                self._end(lost(status, "died", "is gone"))
             if (quiet := self._courier.silent_for(rank)) > self._silence:
                 evidence = f"has said nothing for {quiet:.0f} s (distributed.heartbeat_timeout={self._silence})"
                 self._end(lost(status, "silent", evidence))
@@ -291,10 +298,14 @@ class Watchdog:
         for rank, status in sorted(others.items()):
             if status.failed and not status.theirs:
                 self._end(lost(status, "failed", f"failed ({status.failed}); its own output says more"))
-            if not status.ended and self._courier.silent_for(rank) > _MOMENT:
+            if not status.ended and (self._is_dead(status) or self._courier.silent_for(rank) > _MOMENT):
                 self._end(lost(status, "died", "is gone: it says nothing any more"))
         if waited > 2 * _MOMENT:
             self._cleared.set()
+
+    def _is_dead(self, status: Status) -> bool:
+        """Whether a process of this very machine is no more; of another one, only its silence tells."""
+        return bool(status.machine) and status.machine == self._machine and not is_alive(status.pid)
 
     def _first_process(self) -> Status:
         return self._courier.statuses.get(0, Status(0, "its host", step=here.step, phase=here.phases[0].name))
@@ -420,6 +431,23 @@ def _within_a_moment(write: Callable[[], None]) -> None:
     writer = threading.Thread(target=try_to, daemon=True)
     writer.start()
     writer.join(_MOMENT)
+
+
+def this_machine() -> str:
+    """The same for two processes only if they see the same process numbers; empty where that can't be told."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of this machine runs: one that has ended, and that nobody has asked after, doesn't."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (OSError, IndexError):
+        return False
 
 
 def waits_for_others() -> bool:
