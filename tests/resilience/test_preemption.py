@@ -25,7 +25,7 @@ from tests.runs import (
 )
 
 FAULTS = ("-m", "tests.faults")
-RUN = ["data.log_rows=true", "telemetry.tensorboard=false", "checkpoint.keep=1000"]
+RUN = ["data.log_rows=true", "data.pack=false", "telemetry.tensorboard=false", "checkpoint.keep=1000"]
 
 
 def batches_until_abandoned(together: AbandonedTogether, most: int) -> int:
