@@ -165,7 +165,7 @@ def test_the_evaluation_after_the_last_step_is_left_off_and_done_by_the_next_sta
     run_dir = tmp_path / "run"
     config = [str(write_tiny(tmp_path, tiny_data)), "eval.every=50", "eval.batch=1", *RUN]
     group = [start(["slow-eval=0.7", *config], program=FAULTS)]
-    told(group, "SIGTERM", 0, lambda: 10 in step_losses(run_dir))
+    told(group, "SIGTERM", 0, lambda: steps_done(run_dir, 10))
     assert checkpoint_steps(run_dir) == [5, 10]
     assert events(run_dir, "eval") == []
     for _ in range(2):
