@@ -1,16 +1,21 @@
 """What must be decided before JAX wakes up: XLA's flags and the compile cache, all in one place."""
 
+import contextlib
 import hashlib
 import math
 import os
 import platform
 import sys
+import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 from jaxtrain.config import Config, MeshConfig
 from jaxtrain.errors import refusing_os_errors
 
+_CLOCKS_DIFFER = 60.0
+"""Seconds by which a file server's clock may be behind."""
 _DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
 _OF_SEVERAL_PROCESSES = ("JAX_COORDINATOR_ADDRESS", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
@@ -63,9 +68,43 @@ def _share_compile_cache(root: Path) -> None:
     directory = root / _processor()
     with refusing_os_errors(f"compile_cache={root}", "choose a directory that can be written, or null for none"):
         directory.mkdir(parents=True, exist_ok=True)
+    drop_torn_programs(directory)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(directory)
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+
+def drop_torn_programs(directory: Path) -> None:
+    """Deletes compiled programs that a killed process has half written.
+
+    JAX writes them in place and never again: without this, every start would find such a one, warn, and compile anew.
+    Only what is newer than the last look is read. One that another process writes just now may be deleted too: that
+    process has it, and the next one compiles it again.
+    """
+    looked, now = directory / "looked-through", time.time()
+    with contextlib.suppress(OSError):
+        since = looked.stat().st_mtime - _CLOCKS_DIFFER if looked.exists() else 0.0
+        for program in directory.glob("*-cache"):
+            if program.stat().st_mtime >= since and _is_torn(program):
+                program.unlink()
+        looked.touch()
+        os.utime(looked, (now, now))
+
+
+def _is_torn(program: Path) -> bool:
+    """Whether this is a zlib stream, as JAX writes where it has no zstandard, that lacks its end or was altered."""
+    stream = zlib.decompressobj()
+    with program.open("rb") as file:
+        chunk = file.read(2**20)
+        if chunk[:1] not in (b"", b"\x78"):
+            return False
+        try:
+            while chunk:
+                stream.decompress(chunk)
+                chunk = file.read(2**20)
+        except zlib.error:
+            return True
+    return not stream.eof
 
 
 def _set(name: str, kind: Callable[[str], object], unless_other_than: object) -> None:

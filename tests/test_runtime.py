@@ -1,14 +1,16 @@
 """What is decided before JAX wakes up, seen from a process that starts with it."""
 
 import json
+import os
 import subprocess
 import sys
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from jaxtrain.runtime import cpu_devices
+from jaxtrain.runtime import cpu_devices, drop_torn_programs
 from tests.runs import ROOT, environment, tiny_config, write_tiny
 
 ENVIRONMENT = environment(2, optimised=True)
@@ -91,3 +93,28 @@ def test_a_command_that_needed_jax_to_read_its_config_gets_the_same(tmp_path: Pa
     assert late["devices"] == 3
     assert str(late["cache"]).startswith(str(tmp_path / "cache"))
     assert configured(tmp_path, "compile_cache=null", environment=alone, child=LATE_CHILD)["cache"] is None
+
+
+def test_compiled_programs_that_a_killed_process_left_half_written_are_dropped(tmp_path: Path) -> None:
+    whole = zlib.compress(os.urandom(3 * 2**20))
+    altered = bytearray(whole)
+    altered[2**20] ^= 1
+    contents = {
+        "whole-cache": whole,
+        "torn-cache": whole[: 2**21],
+        "altered-cache": bytes(altered),
+        "empty-cache": b"",
+        "zstandard-cache": b"\x28\xb5\x2f\xfd and more",
+        "other": b"\x78",
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    drop_torn_programs(tmp_path)
+    left = {"whole-cache", "zstandard-cache", "other", "looked-through"}
+    assert {path.name for path in tmp_path.iterdir()} == left
+    (tmp_path / "old-cache").write_bytes(b"\x78")
+    os.utime(tmp_path / "old-cache", (1e9, 1e9))
+    (tmp_path / "new-cache").write_bytes(b"\x78")
+    drop_torn_programs(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {*left, "old-cache"}, "only new ones are read"
+    drop_torn_programs(tmp_path / "nowhere")

@@ -23,6 +23,7 @@ from tests.runs import (
     Straight,
     checkpoint_steps,
     events,
+    make_layout,
     read_checkpoint,
     run_here,
     step_losses,
@@ -214,6 +215,28 @@ def test_the_newest_checkpoints_stay_and_there_is_always_one(
     restored = checkpointer_in(tmp_path).restore_newest(abstract(small_state()))
     assert restored is not None
     np.testing.assert_array_equal(restored[0]["params"]["w"], np.full((4, 2), 5.0))
+
+
+@pytest.mark.parametrize("axis", ["data", "fsdp"])
+def test_a_process_reads_each_byte_once_however_many_devices_get_it(axis: str, tmp_path: Path) -> None:
+    """Several processes of a host share what its page cache holds: each byte comes from the storage once."""
+    mesh = make_layout(data=8).mesh if axis == "data" else make_layout(fsdp=8).mesh
+    sharding = jax.NamedSharding(mesh, jax.P() if axis == "data" else jax.P("fsdp"))
+    content = np.random.default_rng(0).standard_normal((1024, 1024), np.float32)
+    state = {"params": {"w": jax.device_put(content, sharding)}}
+    checkpointer = checkpointer_in(tmp_path)
+    checkpointer.save(state, META)
+    checkpointer.close()
+    reader = checkpointer_in(tmp_path)
+    before = bytes_read()
+    restored = reader.restore_newest(abstract(state))
+    assert restored is not None
+    assert bytes_read() - before < 1.3 * content.nbytes
+
+
+def bytes_read() -> int:
+    """What this process has read from files so far."""
+    return int(Path("/proc/self/io").read_text().split()[1])
 
 
 def test_a_step_that_is_there_is_not_written_again(tmp_path: Path) -> None:
