@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from io import BytesIO
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from pathlib import Path
 from typing import IO
 
@@ -35,7 +35,7 @@ class Exchange:
     def __init__(self, folder: Path, host: str, secret: bytes):
         self._folder = folder
         self._secret = secret
-        self._listener = Listener(("", 0), backlog=64, authkey=secret)
+        self._listener = Listener(("", 0), backlog=64)
         self.address: Address = (host, self._listener.address[1])
         self._closed = False
         self._thread = threading.Thread(target=self._listen, name="checkpoint-exchange", daemon=True)
@@ -88,13 +88,15 @@ class Exchange:
 
     def _listen(self) -> None:
         while not self._closed:
-            # A stranger without the secret, or a process that died while it called, ends nothing.
-            with contextlib.suppress(OSError, EOFError, AuthenticationError):
+            with contextlib.suppress(OSError):
                 connection = self._listener.accept()
                 threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: Connection) -> None:
-        with contextlib.suppress(OSError, EOFError), connection:
+        # A stranger without the secret, or a process that dies while it calls, ends nothing and holds up nobody.
+        with contextlib.suppress(OSError, EOFError, AuthenticationError), connection:
+            deliver_challenge(connection, self._secret)
+            answer_challenge(connection, self._secret)
             request = connection.recv_bytes(maxlength=200)
             name = request[len(_PUT) :].decode(errors="replace")
             if not _NAME.fullmatch(name):

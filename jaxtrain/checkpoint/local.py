@@ -102,7 +102,9 @@ class LocalTier:
         return True
 
     def found(self) -> list[Found]:
-        """The steps that may be restored, newest first; the same on every process."""
+        """The steps that may be restored, newest first; the same on every process. A save that runs is waited for."""
+        if self._writing is not None:
+            self._writing.join()
         mine = [[int(path.parent.name), *map(int, path.stem.split("-of-"))] for path in self._folder.glob("*/*.npz")]
         steps: dict[int, dict[int, list[int]]] = {}
         others = set()
@@ -133,6 +135,7 @@ class LocalTier:
 
     def forget_after(self, step: int) -> None:
         """Deletes what is of later steps: the run goes on from this one and will come there another time."""
+        self._newest = self._whole = step  # stays, if it is here, until a later one is whole
         self._sweep(lambda other: other > step)
 
     def close(self, durable: int) -> None:
