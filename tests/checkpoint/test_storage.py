@@ -105,14 +105,16 @@ CAN_MOUNT = subprocess.run(["unshare", "-rm", "true"], check=False, capture_outp
 FULL = """
 mount -t tmpfs -o size=$1 tmpfs "$2"; cd "$2"; shift 2
 "$@" && exit 1 || echo "ended with $?, holds $(ls -d [0-9] [0-9][0-9] 2>&-)"
-mount -o remount,size=256m "$PWD"
+mount -o remount,ro "$PWD"
+"$@" && exit 1 || echo "then ended with $?, holds $(ls -d [0-9] [0-9][0-9] 2>&-)"
+mount -o remount,rw,size=256m "$PWD"
 exec "$@"
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not CAN_MOUNT, reason="no file system can be mounted here")
-def test_a_full_disk_ends_the_run_and_leaves_what_was_complete(
+def test_a_full_disk_and_a_read_only_one_end_the_run_and_leave_what_was_complete(
     straight: Straight, tmp_path: Path, tiny_data: Path
 ) -> None:
     """A real one, with space for one checkpoint and a half; with more space, the same command goes on."""
@@ -129,7 +131,10 @@ def test_a_full_disk_ends_the_run_and_leaves_what_was_complete(
     assert result.returncode == 0, result.stdout
     assert "ended with 4, holds 5\n" in result.stdout
     assert "will not fit" in result.stdout
-    (error,) = [line for line in result.stdout.splitlines() if line.startswith("error: ")]
+    assert "then ended with 2, holds 5\n" in result.stdout
+    error, refusal = [line for line in result.stdout.splitlines() if line.startswith("error: ")]
     assert f"{disk}: save failed: No space left on device (" in error
+    assert refusal.endswith("Read-only file system; choose one that can be written")
+    assert f"checkpoint.dir={disk}" in refusal
     assert [event["step"] for event in events(tmp_path / "run", "restore")] == [5]
     assert sorted(step_losses(tmp_path / "run")) == list(range(1, 11))
