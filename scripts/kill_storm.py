@@ -172,6 +172,9 @@ class Storm:
             port = free.getsockname()[1]
         common = [f"distributed.coordinator=localhost:{port}", f"distributed.processes={PROCESSES}"]
         (self._folder / "logs").mkdir(exist_ok=True)
+        # Flags may make more devices than the mesh has.
+        environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+        environment["JAX_PLATFORMS"] = "cpu"
         group = []
         try:
             for rank in range(PROCESSES):
@@ -180,7 +183,7 @@ class Storm:
                     group.append(
                         subprocess.Popen(
                             [*command, f"distributed.process_id={rank}"], stdout=log, stderr=log,
-                            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+                            env=environment,
                         )
                     )  # fmt: skip
             yield group
