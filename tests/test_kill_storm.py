@@ -13,7 +13,7 @@ from tests.runs import ROOT
 @pytest.mark.slow
 def test_three_kills_lose_nothing() -> None:
     result = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "kill_storm.py", "--kills", "3", "--seed", "3"],
+        [sys.executable, ROOT / "scripts" / "kill_storm.py", "--kills", "3", "--seed", "9"],
         env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     storm = json.loads(result.stdout)
