@@ -132,8 +132,7 @@ def test_a_process_that_dies_or_falls_silent_is_named_by_the_other(
     assert f"process {victim} on" in last_error(output)
     assert "after step " in last_error(output)
     assert seconds < (15 if name == "SIGKILL" else 30), "the limit and 15 s"
-    assert the_fault(run_dir)["rank"] == victim
-    assert the_fault(run_dir)["phase"] in ("step", "data", "save"), "what it said last"
+    assert the_fault(run_dir)["rank"] == victim  # its step and phase are those of its last word, a second old at most
     assert len(list((run_dir / "crash").iterdir())) == 1
 
 
