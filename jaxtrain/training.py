@@ -333,10 +333,7 @@ class Training:
                 f"stopped at step {self.meta.step} of {self._total}, and saved: a host is bad (health.policy: stop); "
                 f"{self.config.run_dir}/excluded.json names it; the same command goes on, without it"
             )
-        if self._due.preempt:
-            why = self._watchdog.told() or "a signal to another process"
-        else:
-            why = f"max_hours={self.config.max_hours:g}"
+        why = self._watchdog.told() if self._due.preempt else f"max_hours={self.config.max_hours:g}"
         left = "; its evaluation was left off" if self.meta.abandoned else ""
         raise RunPaused(
             f"paused at step {self.meta.step} of {self._total} after {why}, and saved{left}; the same command goes on"

@@ -15,6 +15,9 @@ FOLDER_VARIABLE = "JAXTRAIN_BEATS"
 ATTEMPT_VARIABLE = "JAXTRAIN_ATTEMPT"
 """Which start of the run this is, counted by the supervisor from 1."""
 
+LEAVING = "leaving"
+"""The phase of the last beat of a process whose run has ended; it may still wait for the others."""
+
 
 @dataclass(frozen=True)
 class Beat:

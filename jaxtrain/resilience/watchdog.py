@@ -25,7 +25,7 @@ import jax
 
 from jaxtrain.config import Config
 from jaxtrain.errors import EXIT_REQUEUE, JaxtrainError, MissingWorkerError, first_line
-from jaxtrain.resilience.beat import Beat, folder_of_beats, write_beat
+from jaxtrain.resilience.beat import LEAVING, Beat, folder_of_beats, write_beat
 from jaxtrain.resilience.channel import Channel
 from jaxtrain.resilience.courier import Courier
 from jaxtrain.resilience.preemption import AbandonedTogether, Signals
@@ -99,6 +99,7 @@ class Watchdog:
         self._ended.set()
         self._wake.set()
         self._thread.join()
+        self._write_beat(LEAVING)
         here.watched = False
         self._signals.heed = lambda: None
         if error is None:
@@ -131,8 +132,12 @@ class Watchdog:
         # Stays: what comes now, comes after the last step.
 
     def told(self) -> str:
-        """Who was told to leave by what, for a message; empty where nobody was."""
-        return "" if self._told is None else f"{self._told[0]} to process {self._told[1]}"
+        """Who was told to leave by what, for a message. Waits a moment for the word of that process."""
+        until = time.monotonic() + _MOMENT
+        while self._told is None and time.monotonic() < until:
+            self._courier.hurry()
+            time.sleep(_LOOK_AGAIN)
+        return "a signal to another process" if self._told is None else f"{self._told[0]} to process {self._told[1]}"
 
     def abandon_together(self) -> AbandonedTogether:
         """Lets evaluations end where all processes are told to leave."""
@@ -154,9 +159,7 @@ class Watchdog:
     def _explain(self, error: Exception) -> None:
         if self._failed is not None:
             return
-        theirs = isinstance(error, MissingWorkerError) or (
-            not isinstance(error, JaxtrainError) and bool(_OF_OTHERS.search(str(error)))
-        )
+        theirs = is_of_others(error)
         self._failed = (f"{type(error).__name__}: {first_line(error)}"[:300], theirs, time.monotonic())
         self._courier.curious = True
         self._courier.hurry()
@@ -209,15 +212,17 @@ class Watchdog:
             pid=os.getpid(),
         )
 
-    def _write_beat(self) -> None:
-        if self._beats is None or time.monotonic() < self._beat_at + 1:
+    def _write_beat(self, phase_name: str | None = None) -> None:
+        """Once a second, or where the phase is given, now."""
+        if self._beats is None or (phase_name is None and time.monotonic() < self._beat_at + 1):
             return
         self._beat_at = time.monotonic()
         phase, now = here.phases[0], time.time()
         since = now - (time.monotonic() - phase.since)
         with contextlib.suppress(OSError):
             write_beat(
-                self._beats, Beat(self._rank, os.getpid(), self._host, here.step, phase.name, round(since, 3), now)
+                self._beats,
+                Beat(self._rank, os.getpid(), self._host, here.step, phase_name or phase.name, round(since, 3), now),
             )
 
     # What it makes of what it sees.
@@ -448,6 +453,12 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (OSError, IndexError):
         return False
+
+
+def is_of_others(error: BaseException) -> bool:
+    """Whether an error, or what it was made of, is such as comes of the loss of another process."""
+    told = [each for each in (error, error.__cause__) if each is not None and not isinstance(each, JaxtrainError)]
+    return isinstance(error, MissingWorkerError) or any(_OF_OTHERS.search(str(each)) for each in told)
 
 
 def waits_for_others() -> bool:
