@@ -45,6 +45,10 @@ LONGEST = tuple(
     f"test_{name}.py"
     for name in (
         "two_processes",
+        "preemption",
+        "watchdog",
+        "launch",
+        "drill",
         "families",
         "kill",
         "layouts",
