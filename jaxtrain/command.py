@@ -37,6 +37,26 @@ class Parser(argparse.ArgumentParser):
         raise Shown(status)
 
 
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of an option that is a whole number, `least` or more."""
+
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}, not {text}")
+        return value
+
+    return number
+
+
+def seconds(text: str) -> float:
+    """The type of an option that is a time limit of a second or more."""
+    value = float(text)
+    if not 1 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
+    return value
+
+
 def exit_code(work: Callable[[], None], when_interrupted: str = "interrupted") -> int:
     """Does the work of a command; returns its exit code (`jaxtrain.errors`), having said what went wrong if it isn't 0.
 

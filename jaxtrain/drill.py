@@ -12,11 +12,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from jaxtrain.command import Parser, exit_code, leave
+from jaxtrain.command import Parser, at_least, exit_code, leave, seconds
 from jaxtrain.config import Config, dump, parse_arguments
 from jaxtrain.drilling.drill import Outcome, Report, Request, Tell, drill
 from jaxtrain.drilling.plan import FAULTS, make_plan
-from jaxtrain.errors import ConfigError, UnequalError
+from jaxtrain.errors import ConfigError, UnequalError, refusing_os_errors
 from jaxtrain.launchers.sizes import with_overrides
 from jaxtrain.output import aligned, outlive_the_terminal
 
@@ -48,14 +48,14 @@ def _parser() -> Parser:
         allow_abbrev=False,
     )
     parser.add_argument("--faults", default=EVERYTHING, metavar="LIST", help="kinds of faults, in their order")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the plan: steps and processes")
-    parser.add_argument("--processes", type=int, default=2, metavar="N", help="processes of the run")
+    parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="of the plan: steps and processes")
+    parser.add_argument("--processes", type=at_least(1), default=2, metavar="N", help="processes of the run")
     parser.add_argument("--dir", type=Path, metavar="DIR", help="where the two runs go (default: run_dir-drill)")
     parser.add_argument(
-        "--silence", type=float, default=10, metavar="SECONDS", help="without a sign of life, after which one is dead"
+        "--silence", type=seconds, default=10, metavar="SECONDS", help="without a sign of life, after which one is dead"
     )
     parser.add_argument(
-        "--patience", type=float, default=300, metavar="SECONDS", help="for a fault to be seen, and for each way back"
+        "--patience", type=seconds, default=300, metavar="SECONDS", help="for a fault to be seen, and for each way back"
     )
     return parser
 
@@ -83,13 +83,15 @@ def make_request(config: Config, arguments: list[str], options: argparse.Namespa
         raise ConfigError("steps is not set: a drill needs to know where to put its faults; give steps=…")
     if config.checkpoint.every == 0:
         raise ConfigError("checkpoint.every=0: without checkpoints nothing survives; give checkpoint.every=…")
-    kinds = [kind for kind in options.faults.split(",") if kind]
+    kinds = options.faults.split(",")
     if "lost" in kinds and options.processes < 2:
         raise ConfigError(f"--processes {options.processes}: a drill that loses one needs at least 2")
     plan = make_plan(kinds, options.seed, config.steps, options.processes, config.checkpoint.every)
     folder = options.dir or config.run_dir.with_name(f"{config.run_dir.name}-drill")
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"--dir {folder}: is not empty; delete it, or choose another one")
+    with refusing_os_errors(f"--dir {folder}", "choose another one"):
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigError(f"--dir {folder}: is not empty; delete it, or choose another one")
     overrides = ["data.log_rows=true", "log_every=1", "resume=true"]
     overrides += ["non_finite=skip"] if "nan" in kinds else []
     overrides += ["health.policy=warn", "health.every=1", "health.share=0.5"] if "slow" in kinds else []

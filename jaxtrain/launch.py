@@ -3,10 +3,10 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxtrain.command import Parser, exit_code, leave
+from jaxtrain.command import Parser, at_least, exit_code, leave, seconds
 from jaxtrain.config import Config, dump, parse_arguments
 from jaxtrain.errors import EXIT_COMPLETE, ConfigError
 from jaxtrain.launchers.devices import share_of_devices
@@ -70,21 +70,21 @@ def parse(arguments: Sequence[str]) -> tuple[Options, list[str]]:
         allow_abbrev=False,
     )
     parser.add_argument("where", choices=["local"], help="local: all processes on this machine")
-    parser.add_argument("--processes", type=_at_least(1), required=True, metavar="N", help="processes of the run")
+    parser.add_argument("--processes", type=at_least(1), required=True, metavar="N", help="processes of the run")
     parser.add_argument(
-        "--elastic", type=_at_least(1), metavar="MIN",
+        "--elastic", type=at_least(1), metavar="MIN",
         help="go on with fewer where slots are lost, down to so many (default: all are needed)",
     )  # fmt: skip
     parser.add_argument(
-        "--spares", type=_at_least(0), default=0, metavar="K",
+        "--spares", type=at_least(0), default=0, metavar="K",
         help="slots and warm processes in reserve; on GPUs each has its share of them (default: 0)",
     )  # fmt: skip
     parser.add_argument(
-        "--restarts", type=_at_least(0), default=10, metavar="R",
+        "--restarts", type=at_least(0), default=10, metavar="R",
         help="restarts until the run must have made a new checkpoint (default: 10)",
     )  # fmt: skip
     parser.add_argument(
-        "--silence", type=_seconds, default=30.0, metavar="SECONDS",
+        "--silence", type=seconds, default=30.0, metavar="SECONDS",
         help="a process without a sign of life for so long is killed (default: 30)",
     )  # fmt: skip
     found, rest = parser.parse_known_args(list(arguments))
@@ -141,23 +141,6 @@ def sizes_of(config: Config, devices: int, options: Options) -> dict[int, Size]:
             f"{options.least} processes of {devices} devices each; the numbers that work are {in_words(found)}"
         )
     return {size: given for size, given in found.items() if size >= options.least}
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        value = int(text)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"must be at least {least}, not {text}")
-        return value
-
-    return number
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 1 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
-    return value
 
 
 if __name__ == "__main__":

@@ -34,7 +34,11 @@ Tell = Callable[[str, int], None]
 
 
 class DrillError(JaxtrainError):
-    """The drill itself can't go on."""
+    """The drill itself can't go on: a run ended with this exit code."""
+
+    def __init__(self, message: str, code: int):
+        super().__init__(f"{message} ended with exit code {code}")
+        self.exit_code = code
 
 
 @dataclass(frozen=True)
@@ -185,7 +189,7 @@ class Supervised:
             tell(self.step())
             time.sleep(_LOOK_AGAIN)
         if code != EXIT_COMPLETE:
-            raise DrillError(f"{self._config.run_dir}: ended with exit code {code}; {self._output} says why")
+            raise DrillError(f"{self._output} says why: the run", code)
         tell(self.step())
 
     def reach(self, step: int, tell: Callable[[int], None]) -> None:
@@ -193,7 +197,7 @@ class Supervised:
         while (now := self.step()) < step:
             tell(now)
             if (code := self.ended()) is not None:
-                raise DrillError(f"the run ended with exit code {code} at step {now}; {self._output} says why")
+                raise DrillError(f"{self._output} says why: the run, at step {now},", code)
             time.sleep(_LOOK_AGAIN)
 
     def find(self, wanted: Callable[[Event], bool], patience: float) -> Event | None:
