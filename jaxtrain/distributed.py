@@ -29,7 +29,8 @@ _CLUSTER_FOUND_BY_JAX = ("SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri")
 _PATIENCE = 3600
 _WATCHED = 14 * 86400
 """Seconds that a barrier waits where a watchdog looks on, which ends a run that waits too long, and names the cause."""
-_FAREWELL_SECONDS = 10
+_FAREWELL_SECONDS = 5
+"""Shorter than process 0 waits for one that has failed, since the end of process 0 ends all others."""
 _ESTABLISHED = "01"
 _barrier_numbers = itertools.count()
 

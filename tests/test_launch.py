@@ -76,7 +76,8 @@ def test_killed_processes_are_named_at_once_and_the_end_is_bit_equal(tmp_path: P
             wait_until(lambda attempt=attempt: len(events(run_dir, "launch")) > attempt)
         output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
-    faults = events(run_dir, "fault")
+    # A survivor may have had the time to write down what it saw, too.
+    faults = [fault for fault in events(run_dir, "fault") if fault["process"] == -1]
     assert [(fault["rank"], fault["exit_code"]) for fault in faults] == [(1, -9), (0, -9)]
     assert [fault["step"] >= step for fault, step in zip(faults, (6, 14), strict=True)] == [True, True]
     assert all(fault["seen_after"] < 5 for fault in faults)

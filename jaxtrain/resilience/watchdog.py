@@ -198,7 +198,7 @@ class Watchdog:
             host=self._host,
             beat=beat,
             step=here.step,
-            phase=phase.name,
+            phase=(here.failed_in if failed else "") or phase.name,
             seconds=round(now - phase.since, 1),
             waiting=here.waiting,
             limit=key if limit is not None else "",

@@ -39,6 +39,7 @@ class Whereabouts:
         step: the last one that was finished.
         waiting: what the main thread waits for; empty: for nobody.
         watched: whether a watchdog looks.
+        failed_in: the innermost phase that an error has ended, while it is on its way; empty: there is none.
     """
 
     def __init__(self) -> None:
@@ -50,6 +51,7 @@ class Whereabouts:
         self.step = 0
         self.waiting = ""
         self.watched = False
+        self.failed_in = ""
         self._phases = [Phase("start", "start", time.monotonic())]
         self._behind: list[Phase] = []
         self._seconds: deque[float] = deque(maxlen=_MEDIAN_OF)
@@ -60,6 +62,11 @@ class Whereabouts:
         self._phases.append(Phase(name, limit or name, time.monotonic()))
         try:
             yield
+        except BaseException:
+            self.failed_in = self.failed_in or name
+            raise
+        else:
+            self.failed_in = ""
         finally:
             self._phases.pop()
             self._phases[-1].since = time.monotonic()

@@ -145,6 +145,7 @@ def test_an_error_of_one_process_keeps_its_traceback_and_the_other_names_that_pr
     assert "process 1 on" in last_error(results[0][1])
     assert "failed (MemoryError: injected at step 5)" in last_error(results[0][1])
     assert "Traceback" in results[1][1]
+    assert the_fault(tmp_path / "run")["phase"] == "step"
     results = train_group(["raise=RuntimeError@5", *config, f"run_dir={tmp_path / 'all'}"], devices=1, program=FAULTS)
     assert [code for code, _ in results] == [1, 1], results
     assert all("RuntimeError: injected at step 5" in output for _, output in results)

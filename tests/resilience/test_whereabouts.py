@@ -34,6 +34,10 @@ def test_a_phase_that_ends_by_an_error_has_ended() -> None:
         pass
     assert names(here) == ["start"]
     assert here.waiting == ""
+    assert here.failed_in == "restore"
+    with here.phase("step"):
+        pass
+    assert here.failed_in == ""
 
 
 def test_what_goes_on_in_the_background_stands_beside_the_main_thread() -> None:
