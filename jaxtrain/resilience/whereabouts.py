@@ -39,7 +39,7 @@ class Whereabouts:
         step: the last one that was finished.
         waiting: what the main thread waits for; empty: for nobody.
         watched: whether a watchdog looks.
-        failed_in: the innermost phase that an error has ended, while it is on its way; empty: there is none.
+        failed_in: the innermost phase that an error has ended since the last finished step; empty: none has.
     """
 
     def __init__(self) -> None:
@@ -65,8 +65,6 @@ class Whereabouts:
         except BaseException:
             self.failed_in = self.failed_in or name
             raise
-        else:
-            self.failed_in = ""
         finally:
             self._phases.pop()
             self._phases[-1].since = time.monotonic()
@@ -98,6 +96,7 @@ class Whereabouts:
 
     def finished(self, step: int, seconds: float) -> None:
         """A step has ended, having taken so long."""
+        self.failed_in = ""
         self.step = step
         self._seconds.append(seconds)
         self.progress()

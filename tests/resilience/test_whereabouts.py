@@ -35,8 +35,10 @@ def test_a_phase_that_ends_by_an_error_has_ended() -> None:
     assert names(here) == ["start"]
     assert here.waiting == ""
     assert here.failed_in == "restore"
-    with here.phase("step"):
-        pass
+    with here.phase("save"):
+        pass  # such as closing what is open
+    assert here.failed_in == "restore"
+    here.finished(1, 0.1)
     assert here.failed_in == ""
 
 
