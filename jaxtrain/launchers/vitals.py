@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain.launchers.local import Group
-from jaxtrain.resilience.beat import LEAVING, Beat, read_beats
+from jaxtrain.resilience.beat import Beat, read_beats
 from jaxtrain.run_directory import RunDirectory
 
 _GAP_SECONDS = 5.0
@@ -64,7 +64,7 @@ class Vitals:
                 sign.seen, sign.written = now, None if beat is None else beat.time
             sign.stopped = (sign.stopped or now) if process.is_stopped() else None
             limit = self._silence if beat is not None or sign.stopped is not None else self._silence + self._start
-            if beat is not None and beat.phase == LEAVING:
+            if beat is not None and beat.leaving:
                 limit = max(limit, _LEAVING_SECONDS)
             since = sign.seen if beat is not None or sign.stopped is None else sign.stopped
             if process.code is None and (beats or sign.stopped is not None) and now - since > limit:

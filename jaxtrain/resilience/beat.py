@@ -15,9 +15,6 @@ FOLDER_VARIABLE = "JAXTRAIN_BEATS"
 ATTEMPT_VARIABLE = "JAXTRAIN_ATTEMPT"
 """Which start of the run this is, counted by the supervisor from 1."""
 
-LEAVING = "leaving"
-"""The phase of the last beat of a process whose run has ended; it may still wait for the others."""
-
 
 @dataclass(frozen=True)
 class Beat:
@@ -28,6 +25,7 @@ class Beat:
         phase: what it does, as the watchdog calls it: `start`, `compile`, `restore`, `step`, `save`, ….
         since: when the phase began, in unix seconds.
         time: when this was written, in unix seconds.
+        leaving: whether its run has ended: it may still wait for the others, and writes no more.
     """
 
     process: int
@@ -37,6 +35,7 @@ class Beat:
     phase: str
     since: float
     time: float
+    leaving: bool = False
 
 
 def write_beat(folder: Path, beat: Beat) -> None:

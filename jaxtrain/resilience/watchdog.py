@@ -25,7 +25,7 @@ import jax
 
 from jaxtrain.config import Config
 from jaxtrain.errors import EXIT_REQUEUE, JaxtrainError, MissingWorkerError, first_line
-from jaxtrain.resilience.beat import LEAVING, Beat, folder_of_beats, write_beat
+from jaxtrain.resilience.beat import Beat, folder_of_beats, write_beat
 from jaxtrain.resilience.channel import Channel
 from jaxtrain.resilience.courier import Courier
 from jaxtrain.resilience.preemption import AbandonedTogether, Signals
@@ -99,7 +99,7 @@ class Watchdog:
         self._ended.set()
         self._wake.set()
         self._thread.join()
-        self._write_beat(LEAVING)
+        self._write_beat(leaving=True)
         here.watched = False
         self._signals.heed = lambda: None
         if error is None:
@@ -212,18 +212,16 @@ class Watchdog:
             pid=os.getpid(),
         )
 
-    def _write_beat(self, phase_name: str | None = None) -> None:
-        """Once a second, or where the phase is given, now."""
-        if self._beats is None or (phase_name is None and time.monotonic() < self._beat_at + 1):
+    def _write_beat(self, leaving: bool = False) -> None:
+        """Once a second, and the last one now."""
+        if self._beats is None or (not leaving and time.monotonic() < self._beat_at + 1):
             return
         self._beat_at = time.monotonic()
         phase, now = here.phases[0], time.time()
-        since = now - (time.monotonic() - phase.since)
+        name, since = here.failed_in if leaving else phase.name, now - (time.monotonic() - phase.since)
+        beat = Beat(self._rank, os.getpid(), self._host, here.step, name or phase.name, round(since, 3), now, leaving)
         with contextlib.suppress(OSError):
-            write_beat(
-                self._beats,
-                Beat(self._rank, os.getpid(), self._host, here.step, phase_name or phase.name, round(since, 3), now),
-            )
+            write_beat(self._beats, beat)
 
     # What it makes of what it sees.
 
