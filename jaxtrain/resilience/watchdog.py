@@ -375,12 +375,9 @@ class Watchdog:
         until = time.monotonic() + 2 * _MOMENT
         while time.monotonic() < until:
             left = {int(key.removeprefix("left-")) for key in self._courier.words if key.startswith("left-")}
-            awaited = {
-                rank
-                for rank, status in self._courier.statuses.items()
-                if rank not in left and rank != 0 and not status.ended and self._courier.silent_for(rank) < _SILENT
-            }
-            if not awaited:
+            gone = left | {rank for rank, status in self._courier.statuses.items() if status.ended}
+            # One that has said nothing yet has only just begun.
+            if all(rank in gone or self._courier.silent_for(rank) >= _SILENT for rank in range(1, self._count)):
                 break
             time.sleep(_LOOK_AGAIN)
 
