@@ -2,6 +2,8 @@
 
 import threading
 
+import pytest
+
 from jaxtrain.resilience.whereabouts import Whereabouts
 
 
@@ -26,12 +28,9 @@ def test_the_innermost_phase_counts_and_the_outer_one_begins_anew_behind_it() ->
 
 def test_a_phase_that_ends_by_an_error_has_ended() -> None:
     here = Whereabouts()
-    try:
-        with here.phase("restore"), here.wait("agreement"):
-            assert here.waiting == "agreement"
-            raise OSError
-    except OSError:
-        pass
+    with pytest.raises(FileNotFoundError), here.phase("restore"), here.wait("agreement"):
+        assert here.waiting == "agreement"
+        raise FileNotFoundError
     assert names(here) == ["start"]
     assert here.waiting == ""
     assert here.failed_in == "restore"
