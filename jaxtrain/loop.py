@@ -12,6 +12,7 @@ from jaxtrain import distributed
 from jaxtrain.agreement import Agreement, Requests, now
 from jaxtrain.checkpoint import Checkpointer, Meta, Pace, restore_part
 from jaxtrain.config import Config
+from jaxtrain.executables import compile_or_load
 from jaxtrain.opening import Opened, open_run, open_training_data, planned_steps
 from jaxtrain.origin import describe
 from jaxtrain.profiler import ProfileWindow
@@ -95,19 +96,22 @@ def compile_program(
     guard: SpikeGuard,
 ) -> Compiled:
     """Compiles everything that the run will call, and waits until every process has done so."""
-    train_step, sizes = {}, program.config.batches.sizes
+    train_step, sizes, devices = {}, program.config.batches.sizes, list(program.mesh.devices.flat)
     inputs = {**program.abstract_inputs(), **agreement.abstract_inputs(), **guard.abstract_inputs()}
     for size in sizes:
         rows = {"rows": size} if len(sizes) > 1 else {}
         with here.phase("compile"), recorder.timed("compile", what="train_step", **rows):
-            train_step[size] = program.train_step.lower(program.state, program.batch_of(size), inputs).compile()
+            lowered = program.train_step.lower(program.state, program.batch_of(size), inputs)
+            train_step[size] = compile_or_load(lowered, devices)
     recorder.chose(program.layout.choices)
     eval_step, averaged = program.eval_step, program.averaged
     if program.config.eval.every:
         with here.phase("compile"), recorder.timed("compile", what="eval_step"):
-            eval_step = program.eval_step.lower(program.state["params"], program.eval_batch).compile()
+            lowered = program.eval_step.lower(program.state["params"], program.eval_batch)
+            eval_step = compile_or_load(lowered, devices)
             if program.config.ema is not None and program.config.ema.evaluate:
-                averaged = program.averaged.lower(program.state["params"], program.state["ema"]).compile()
+                lowered = program.averaged.lower(program.state["params"], program.state["ema"])
+                averaged = compile_or_load(lowered, devices)
     with here.phase("compile"), recorder.timed("compile", what="checksums"):
         checkpointer.prepare(program.state)
     waiting = recorder.timed("compile", what="others") if jax.process_count() > 1 else contextlib.nullcontext()

@@ -64,11 +64,19 @@ def wait_for_step(step: int, run_dir: Path, attempt: int, process: subprocess.Po
     wait_until(reached)
 
 
+def times_written(cache: Path) -> dict[Path, int]:
+    """Of the programs of processes other than the first."""
+    return {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.suffix == ".executable"}
+
+
 def test_killed_processes_are_named_at_once_and_the_end_is_bit_equal(tmp_path: Path, tiny_data: Path) -> None:
-    arguments = [str(write_tiny(tmp_path, tiny_data)), *RUN, "mesh.fsdp=8"]
+    cache = tmp_path / "cache"
+    arguments = [str(write_tiny(tmp_path, tiny_data)), *RUN, "mesh.fsdp=8", f"compile_cache={cache}"]
     alone, run_dir = tmp_path / "alone", tmp_path / "run"
     results = train_group([*arguments, f"run_dir={alone}"])
     assert [code for code, _ in results] == [0, 0], results
+    compiled = times_written(cache)
+    assert compiled
     with launched(["--processes", "2", "--spares", "1", *arguments], devices=4) as process:
         for attempt, (step, rank) in enumerate([(6, 1), (14, 0)], start=1):
             wait_for_step(step, run_dir, attempt, process)
@@ -87,6 +95,7 @@ def test_killed_processes_are_named_at_once_and_the_end_is_bit_equal(tmp_path: P
     assert checkpoint_meta(run_dir, 24)["checksums"] == checkpoint_meta(alone, 24)["checksums"]
     assert all(row_log(run_dir, rank) == row_log(alone, rank) for rank in (0, 1))
     assert "[0] complete: 24 steps" in output
+    assert times_written(cache) == compiled, "a restart has compiled anew"
 
 
 def test_a_run_goes_on_with_fewer_processes_and_comes_back_with_the_same_losses(

@@ -38,6 +38,7 @@ from jaxtrain.checkpoint.retention import Retention
 from jaxtrain.checkpoint.tree import to_plain
 from jaxtrain.config import CheckpointConfig
 from jaxtrain.errors import CheckpointError, ConfigError, first_line
+from jaxtrain.executables import compile_or_load
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 _log = logging.getLogger(__name__)
@@ -97,11 +98,11 @@ class Checkpointer:
 
     def prepare(self, abstract_state: Any) -> None:
         """Compiles the checksum program, so that no save waits for a compiler; warns where the disk is too small."""
+        leaves = jax.tree.leaves(abstract_state)
         if jax.process_index() == 0:
-            self._retention.warn_of_small_disk(
-                sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract_state))
-            )
-        self._sums = jax.jit(content_sums).lower(abstract_state).compile()
+            self._retention.warn_of_small_disk(sum(leaf.size * leaf.dtype.itemsize for leaf in leaves))
+        devices = list(leaves[0].sharding.mesh.devices.flat)
+        self._sums = compile_or_load(jax.jit(content_sums).lower(abstract_state), devices)
 
     def save(self, state: Any, meta: Meta, *, patient: bool = True) -> bool:
         """Starts to save; returns when `state` may be donated. The write itself runs in the background.

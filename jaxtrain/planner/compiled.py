@@ -5,8 +5,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,6 +15,7 @@ import jax
 from jaxtrain import runtime
 from jaxtrain.config import Config
 from jaxtrain.config.cluster import ClusterConfig
+from jaxtrain.executables import without_compile_cache
 from jaxtrain.planner.bounds import Bounds, bounds_of
 from jaxtrain.planner.collectives import Collective, CollectiveReader, Repeat, find_repeats
 from jaxtrain.planner.groups import MeshShape
@@ -245,20 +245,3 @@ def compiler_options(flags: Sequence[str]) -> dict[str, bool | int | str]:
         else:
             options[name.lstrip("-")] = int(value) if re.fullmatch(r"-?\d+", value) else value
     return options
-
-
-@contextmanager
-def without_compile_cache() -> Iterator[None]:
-    """Compiles inside really compile: JAX's cache can't hold programs for absent devices, and forgets their names."""
-    changes = {
-        "jax_persistent_cache_min_compile_time_secs": math.inf,  # nothing is written
-        "jax_compilation_cache_include_metadata_in_key": True,  # nothing with other names is read
-    }
-    before = {name: getattr(jax.config, name) for name in changes}
-    try:
-        for name, value in changes.items():
-            jax.config.update(name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)

@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, UInt32
 
+from jaxtrain.executables import compile_or_load
+
 PARTS = ("bfloat16 product", "float32 product", "int32 product", "memory")
 DEPTH = 256
 """Terms of each sum: of products of two numbers from -128 to 127, all sums are below 2²² and exact in float32."""
@@ -129,7 +131,7 @@ def _compiled(device: jax.Device) -> _Program:
     size = size_for(device.platform)
     seed, answer = jnp.uint32(SEED), jnp.array(size.answer, jnp.uint32)
     operands = jax.device_put((seed, answer), device)
-    work = jax.jit(functools.partial(_work, size=size)).lower(*operands).compile()
+    work = compile_or_load(jax.jit(functools.partial(_work, size=size)).lower(*operands), [device])
     jax.block_until_ready(work(*operands))  # the first call of a program takes longer
     return _Program(work, operands)
 

@@ -9,9 +9,9 @@ import pytest
 from jaxtrain.config import resolve_mesh
 from jaxtrain.config.cluster import load_cluster
 from jaxtrain.config.schema import MeshConfig
+from jaxtrain.executables import without_compile_cache
 from jaxtrain.ops.attention import causal_attention
 from jaxtrain.planner import compile_only_devices, cuda_compiler_missing
-from jaxtrain.planner.compiled import without_compile_cache
 from jaxtrain.sharding import Layout, make_mesh, use_layout
 
 pytestmark = pytest.mark.skipif(bool(cuda_compiler_missing()), reason=cuda_compiler_missing())

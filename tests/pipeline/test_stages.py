@@ -10,11 +10,11 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxtrain.config.cluster import load_cluster
+from jaxtrain.executables import without_compile_cache
 from jaxtrain.models.parameters import ParameterInfo, describe, named_leaves, unbox
 from jaxtrain.optimizer import freeze, trainable
 from jaxtrain.pipeline.stages import PADDING, Stages, StageWeights
 from jaxtrain.planner import compile_only_devices
-from jaxtrain.planner.compiled import without_compile_cache
 from jaxtrain.sharding import MESH_AXES, Layout, make_mesh
 from tests.pipeline.staged import Balanced
 from tests.planner.programs import needs_cuda_compiler

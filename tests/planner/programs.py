@@ -10,8 +10,9 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxtrain.config.cluster import load_cluster
+from jaxtrain.executables import without_compile_cache
 from jaxtrain.planner import CompiledProgram, compile_only_devices, cuda_compiler_missing
-from jaxtrain.planner.compiled import read_memory, without_compile_cache
+from jaxtrain.planner.compiled import read_memory
 
 needs_cuda_compiler = pytest.mark.skipif(bool(cuda_compiler_missing()), reason=cuda_compiler_missing())
 
