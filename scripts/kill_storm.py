@@ -1,9 +1,10 @@
 """SIGKILL at random moments of a run on two processes, again and again: what is lost?
 
-Each start is killed while it starts, some steps later, or while it saves, by a seeded draw; the same command goes on.
-In the end the run must be what one is that was left alone: losses and checkpoint bit-equal, every row once an epoch;
-and each start must have gone on from the newest checkpoint that was complete. Prints one JSON line; the exit code is 1
-if anything is not so. With `--folder`, a storm that was itself stopped goes on where it was.
+Each attempt is killed while it starts, some steps later, or while it saves, by a seeded draw: one process, or both.
+The supervisor (`jaxtrain.launch local`) starts the next; where it holds a crash at the same step, three times in a row,
+for the run's own, and ends, it is started again. In the end the run must be what one is that was left alone: losses
+and checkpoint bit-equal, every row once an epoch; and each attempt must have gone on from the newest checkpoint that
+was complete. Prints one JSON line; the exit code is 1 if anything is not so. With `--folder`, a storm that was itself stopped goes on where it was.
 """
 
 import argparse
@@ -12,7 +13,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -29,11 +29,14 @@ from rich.progress import Progress
 from jaxtrain.checkpoint import list_checkpoints
 from jaxtrain.data import write_dataset
 from jaxtrain.data.prepare.tokenizer import train_tokenizer
+from jaxtrain.errors import EXIT_REPEATED_CRASH
 from jaxtrain.telemetry.jsonl import read
 
 PROCESSES, BATCH, ROWS = 2, 8, 64
 PATIENCE = 600
-"""Seconds for a start to get where it is to be killed."""
+"""Seconds for an attempt to get where it is to be killed."""
+RESTARTS = 100
+"""In a row, without a new checkpoint: kills while it starts follow one another."""
 CONFIG = """
 run_dir: {run_dir}
 steps: {steps}
@@ -74,6 +77,7 @@ class Storm:
         self._ledger = folder / "kills.jsonl"
         self._steps = 4 * kills + 20  # a start gets two steps further on average: the run never ends before the storm
         self._run, self._alone = folder / "run", folder / "alone"
+        self._supervisors = 0
         self._problems: list[str] = []
 
     def run(self) -> dict[str, Any]:
@@ -82,13 +86,26 @@ class Storm:
         if not (self._folder / "data").exists():
             write_data(self._folder / "data")
         with Progress(console=Console(stderr=True)) as progress:
-            self._finish(self._alone)
+            with self._supervised(self._alone) as alone:
+                self._expect_complete(alone)
             done = len(read(self._ledger)) if self._ledger.exists() else 0
             bar = progress.add_task("kills", total=self._kills, completed=done)
-            for kill in range(done, self._kills):
-                self._kill(kill)
-                progress.advance(bar)
-            self._finish(self._run)
+            while done < self._kills:
+                attempts = len(self._events("launch"))
+                with self._supervised(self._run) as supervisor:
+                    self._await(
+                        done, supervisor, "attempt", lambda attempts=attempts: len(self._events("launch")) > attempts
+                    )
+                    for kill in range(done, self._kills):
+                        if not self._kill(kill, supervisor):
+                            break
+                        done += 1
+                        progress.advance(bar)
+                    else:
+                        self._expect_complete(supervisor)
+        return self._verdict(time.monotonic() - began)
+
+    def _verdict(self, seconds: float) -> dict[str, Any]:
         records = read(self._ledger)
         lost = [record for record in records if record["lost"]]
         verdict = {
@@ -100,34 +117,35 @@ class Storm:
         }
         passed = list(verdict.values()) == [0, 0, True, True, True]
         moments = dict(Counter(record["moment"] for record in records))
-        seconds = round(time.monotonic() - began)
         return {"kills": len(records), "moments": moments, **verdict, "passed": passed, "problems": self._problems,
-                "steps": self._steps, "seconds": seconds}  # fmt: skip
+                "steps": self._steps, "supervisors": self._supervisors, "seconds": round(seconds)}  # fmt: skip
 
-    def _kill(self, kill: int) -> None:
+    def _kill(self, kill: int, supervisor: subprocess.Popen[bytes]) -> bool:
+        """Kills one process of the newest attempt, or first one and then the other, and waits for the next attempt;
+        False: there is none, since the supervisor holds that this crash is the run's own."""
         draw = random.Random(f"{self._seed}/{kill}")
+        attempts = len(self._events("launch"))
+        before, restores = newest(self._run), len(self._events("restore"))
         name, moment = self._moment(draw)
-        before = newest(self._run)
-        restores = len(self._events("restore"))
-        with self._group(self._run) as group:
-            deadline = time.monotonic() + PATIENCE
-            while not moment():
-                if any(process.poll() is not None for process in group):
-                    self._give_up(kill, group)
-                if time.monotonic() > deadline:
-                    self._problems.append(f"kill {kill}: no {name} within {PATIENCE} s")
-                    break
-                time.sleep(0.005)
-            victims = draw.sample(group, len(group))
-            victims[0].send_signal(signal.SIGKILL)
+        self._await(kill, supervisor, name, moment)
+        pids = self._events("launch")[-1]["pids"]
+        victims = draw.sample(pids, draw.choice([1, 1, len(pids)]))
+        for victim in victims:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
             time.sleep(draw.choice([0, 0, 0.05, 0.5]))
+        again = self._await(
+            kill, supervisor, "next attempt", lambda: len(self._events("launch")) > attempts,
+            unless=EXIT_REPEATED_CRASH,
+        )  # fmt: skip
         restored = [event["step"] for event in self._events("restore")[restores:]]
         lost = newest(self._run) < before or any(step != before for step in restored)
-        record = {"kill": kill, "moment": name, "victim": group.index(victims[0]), "newest": before}
+        record = {"kill": kill, "moment": name, "victims": [pids.index(victim) for victim in victims], "newest": before}
         append(self._ledger, record | {"restored": restored, "lost": lost})
+        return again
 
     def _moment(self, draw: random.Random) -> tuple[str, Moment]:
-        """When to kill a start that begins now."""
+        """When to kill an attempt that begins now."""
         name = draw.choices(["start", "steps", "save"], [2, 5, 3])[0]
         if name == "start":
             at = time.monotonic() + draw.uniform(0, self._start_seconds())
@@ -142,55 +160,55 @@ class Storm:
         """From the first event of the run that was left alone to its first checkpoint."""
         events = read(self._alone / "events.jsonl")
         saved = next(event["time"] for event in events if event["kind"] == "save")
-        return 5.0 + float(saved - events[0]["time"])  # until Python has imported, there is no event
+        return float(saved - events[0]["time"])
 
-    def _give_up(self, kill: int, group: list[subprocess.Popen[bytes]]) -> NoReturn:
-        codes = [process.wait() for process in group]
-        self._problems.append(f"kill {kill}: the processes ended by themselves with {codes}; see {self._folder}/logs")
-        print(json.dumps({"kills": kill, "passed": False, "problems": self._problems}))
-        raise SystemExit(1)
+    def _await(
+        self, kill: int, supervisor: subprocess.Popen[bytes], what: str, moment: Moment, unless: int | None = None
+    ) -> bool:
+        """True once the moment has come; False where the supervisor has ended with the exit code `unless`."""
+        deadline = time.monotonic() + PATIENCE
+        while not moment():
+            code = supervisor.poll()
+            if code is not None and code == unless:
+                return False
+            if code is not None or time.monotonic() > deadline:
+                ended = f"no {what} within {PATIENCE} s" if code is None else f"the supervisor ended with {code}"
+                self._problems.append(f"kill {kill}: {ended}; see {self._folder}/logs")
+                print(json.dumps({"kills": kill, "passed": False, "problems": self._problems}))
+                raise SystemExit(1)
+            time.sleep(0.005)
+        return True
 
-    def _finish(self, run_dir: Path) -> None:
-        with self._group(run_dir) as group:
-            codes = [process.wait() for process in group]
-        if codes != [0] * PROCESSES:
-            self._problems.append(f"{run_dir}: ended with {codes}; see {self._folder}/logs")
+    def _expect_complete(self, supervisor: subprocess.Popen[bytes]) -> None:
+        code = supervisor.wait()
+        if code != 0:
+            self._problems.append(f"the run ended with {code}; see {self._folder}/logs")
 
     def _events(self, kind: str) -> list[dict[str, Any]]:
         path = self._run / "events.jsonl"
         return [event for event in read(path) if event["kind"] == kind] if path.exists() else []
 
     @contextlib.contextmanager
-    def _group(self, run_dir: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-        """The processes of one start, none of which is left."""
+    def _supervised(self, run_dir: Path) -> Iterator[subprocess.Popen[bytes]]:
+        """The supervisor of a run, which ends with this block, and its processes with it."""
         config = self._folder / f"{run_dir.name}.yml"
         config.write_text(
             CONFIG.format(run_dir=run_dir, steps=self._steps, batch=BATCH, folder=self._folder, processes=PROCESSES)
         )
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
-        common = [f"distributed.coordinator=localhost:{port}", f"distributed.processes={PROCESSES}"]
         (self._folder / "logs").mkdir(exist_ok=True)
         # Flags may make more devices than the mesh has.
         environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
         environment["JAX_PLATFORMS"] = "cpu"
-        group = []
+        options = ["--processes", str(PROCESSES), "--restarts", str(RESTARTS)]
+        command = [sys.executable, "-m", "jaxtrain.launch", "local", *options, str(config)]
+        self._supervisors += 1
+        with (self._folder / "logs" / f"{run_dir.name}.log").open("ab") as log:
+            supervisor = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         try:
-            for rank in range(PROCESSES):
-                command = [sys.executable, "-m", "jaxtrain.train", str(config), *common]
-                with (self._folder / "logs" / f"{run_dir.name}-{rank}.log").open("ab") as log:
-                    group.append(
-                        subprocess.Popen(
-                            [*command, f"distributed.process_id={rank}"], stdout=log, stderr=log,
-                            env=environment,
-                        )
-                    )  # fmt: skip
-            yield group
+            yield supervisor
         finally:
-            for process in group:
-                process.kill()
-                process.wait()
+            supervisor.terminate()
+            supervisor.wait()
 
 
 def write_data(folder: Path) -> None:
