@@ -4,7 +4,8 @@ Each attempt is killed while it starts, some steps later, or while it saves, by 
 The supervisor (`jaxtrain.launch local`) starts the next; where it holds a crash at the same step, three times in a row,
 for the run's own, and ends, it is started again. In the end the run must be what one is that was left alone: losses
 and checkpoint bit-equal, every row once an epoch; and each attempt must have gone on from the newest checkpoint that
-was complete. Prints one JSON line; the exit code is 1 if anything is not so. With `--folder`, a storm that was itself stopped goes on where it was.
+was complete. Prints one JSON line; the exit code is 1 if anything is not so. With `--folder`, a storm that was itself
+stopped goes on where it was.
 """
 
 import argparse
