@@ -48,7 +48,7 @@ compile_cache: {folder}/compile
 mesh: {{fsdp: {processes}}}
 model: {{vocab: 300, layers: 2, embed: 64, heads: 4, kv_heads: 2, mlp: 128, dropout: 0.1}}
 data: {{dir: {folder}/data, sequence: 32, pack: false, log_rows: true}}
-checkpoint: {{every: 2}}
+checkpoint: {{every: 2, keep: 1}}
 telemetry: {{tensorboard: false}}
 """
 

@@ -18,6 +18,7 @@ makes each batch of an evaluation take so much longer; `stuck-device=STEP` gives
 import builtins
 import dataclasses
 import itertools
+import os
 import shutil
 import sys
 import threading
@@ -37,6 +38,9 @@ from jaxtrain.errors import ConfigError
 from jaxtrain.resilience.last_words import delay_aborts
 from jaxtrain.train import leave, main
 from jaxtrain.training_data import TrainingData
+
+VARIABLE = "FAULT"
+"""In the environment it names the fault, instead of the first argument: a supervisor knows its processes' arguments."""
 
 Assemble = Callable[[RowTable, npt.NDArray[np.int64]], Batch]
 
@@ -318,5 +322,5 @@ def inject(fault: str) -> None:
 
 if __name__ == "__main__":
     delay_aborts()
-    inject(sys.argv[1])
-    leave(main(sys.argv[2:]))
+    inject(os.environ.get(VARIABLE) or sys.argv.pop(1))
+    leave(main(sys.argv[1:]))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,10 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxtrain.errors import EXIT_REPEATED_CRASH
+from jaxtrain.telemetry.jsonl import read
+from tests.event_files import read_scalars
+from tests.faults import VARIABLE
 from tests.launchers.launched import is_alive, wait_until
 from tests.runs import (
     ROOT,
     checkpoint_meta,
+    checkpoint_steps,
     environment,
     events,
     row_log,
@@ -31,13 +37,23 @@ pytestmark = pytest.mark.slow
 RUN = ["steps=24", "global_batch=24", "model.dropout=0.1", "data.log_rows=true", "checkpoint.every=4"]
 
 
+WITH_FAULTS = """
+import sys
+from jaxtrain.command import leave
+from jaxtrain.launch import main
+leave(main(sys.argv[1:], module="tests.faults"))
+"""
+
+
 @contextmanager
-def launched(arguments: list[str], devices: int) -> Iterator[subprocess.Popen[str]]:
-    """`launch local` with so many virtual devices in each process."""
-    command = [sys.executable, "-m", "jaxtrain.launch", "local", *arguments]
+def launched(arguments: list[str], devices: int, fault: str | None = None) -> Iterator[subprocess.Popen[str]]:
+    """`launch local` with so many virtual devices in each process, and a fault of tests.faults in each."""
+    program = ["-m", "jaxtrain.launch"] if fault is None else ["-c", WITH_FAULTS]
     process = subprocess.Popen(
-        command, env=environment(devices), cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+        [sys.executable, *program, "local", *arguments],
+        env=environment(devices) | {VARIABLE: fault or ""}, cwd=ROOT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
     try:
         yield process
     finally:
@@ -96,6 +112,35 @@ def test_killed_processes_are_named_at_once_and_the_end_is_bit_equal(tmp_path: P
     assert all(row_log(run_dir, rank) == row_log(alone, rank) for rank in (0, 1))
     assert "[0] complete: 24 steps" in output
     assert times_written(cache) == compiled, "a restart has compiled anew"
+
+
+def test_restarts_pass_over_what_is_no_checkpoint_and_an_error_that_repeats_keeps_its_traceback(
+    tmp_path: Path, tiny_data: Path
+) -> None:
+    arguments = [str(write_tiny(tmp_path, tiny_data)), *RUN, "checkpoint.keep=2", "mesh.fsdp=2"]
+    run_dir = tmp_path / "run"
+    checkpoints = run_dir / "checkpoints"
+    with launched(["--processes", "2", *arguments], devices=1, fault="raise=MemoryError@14/1") as process:
+        wait_for_step(10, run_dir, 1, process)
+        wait_until(lambda: checkpoint_steps(run_dir) == [4, 8])
+        (checkpoints / "70").mkdir()
+        (checkpoints / "90.orbax-checkpoint-tmp-0").mkdir()
+        shutil.copytree(checkpoints / "8", checkpoints / "80")
+        (checkpoints / "80" / "_CHECKPOINT_METADATA").unlink()
+        shutil.rmtree(checkpoints / "8" / "state" / "d")
+        os.kill(pids(run_dir)[0], signal.SIGKILL)
+        output, _ = process.communicate(timeout=240)
+    assert process.returncode == EXIT_REPEATED_CRASH, output
+    assert [event["step"] for event in events(run_dir, "restore")] == [4, 12, 12]
+    for name in ("checkpoints/70 is not", "checkpoints/80 is not", "90.orbax-checkpoint-tmp-0 is left over"):
+        assert name in output
+    assert "MemoryError: injected at step 14" in output
+    assert "Traceback" in (run_dir / "logs" / "attempt-4-rank-1.log").read_text()
+    assert checkpoint_steps(run_dir) == [8, 12]
+    steps = [line["step"] for line in read(run_dir / "metrics.jsonl")]
+    assert steps == list(range(1, len(steps) + 1))
+    assert 13 <= steps[-1] <= 14
+    assert [step for step, _ in read_scalars(run_dir / "tensorboard")["train/loss"]] == steps
 
 
 def test_a_run_goes_on_with_fewer_processes_and_comes_back_with_the_same_losses(
