@@ -139,7 +139,7 @@ def test_restarts_pass_over_what_is_no_checkpoint_and_an_error_that_repeats_keep
     assert checkpoint_steps(run_dir) == [8, 12]
     steps = [line["step"] for line in read(run_dir / "metrics.jsonl")]
     assert steps == list(range(1, len(steps) + 1))
-    assert 13 <= steps[-1] <= 14
+    assert 14 <= steps[-1] <= 16  # process 0 may be ahead of the numbers that the other reads
     assert [step for step, _ in read_scalars(run_dir / "tensorboard")["train/loss"]] == steps
 
 
