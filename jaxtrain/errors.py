@@ -53,6 +53,12 @@ class CheckpointError(JaxtrainError):
     exit_code = EXIT_BAD_CHECKPOINT
 
 
+class StorageError(CheckpointError):
+    """A checkpoint could not be written, for a reason that may pass: a file server's failure or its slowness."""
+
+    exit_code = EXIT_STUCK_CHECKPOINT
+
+
 class DataError(JaxtrainError):
     """The data set is broken or doesn't fit the model, found while training."""
 

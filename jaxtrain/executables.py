@@ -26,8 +26,9 @@ def compile_or_load(lowered: Lowered, devices: Sequence[jax.Device]) -> Compiled
     Args:
         devices: all that the program runs on, in the order of its mesh.
     """
-    folder = jax.config.jax_compilation_cache_dir if jax.config.jax_enable_compilation_cache else None
-    if folder is None or jax.process_index() == 0 or devices[0].platform != "cpu":
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")  # as runtime.configure has set it
+    wanted = os.environ.get("JAX_ENABLE_COMPILATION_CACHE") == "true"
+    if not folder or not wanted or jax.process_index() == 0 or devices[0].platform != "cpu":
         return lowered.compile()
     return load_or_compile(lowered, devices, Path(folder))
 
@@ -75,7 +76,6 @@ def _key(lowered: Lowered, devices: Sequence[jax.Device]) -> str:
         jaxlib.__version__,
         devices[0].client.platform_version,
         os.environ.get("XLA_FLAGS"),
-        jax.config.jax_cpu_collectives_implementation,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -96,7 +96,8 @@ def compile_program(
     guard: SpikeGuard,
 ) -> Compiled:
     """Compiles everything that the run will call, and waits until every process has done so."""
-    train_step, sizes, devices = {}, program.config.batches.sizes, list(program.mesh.devices.flat)
+    sizes, devices = program.config.batches.sizes, list(program.mesh.devices.flat)
+    train_step: dict[int, Callable[..., Any]] = {}
     inputs = {**program.abstract_inputs(), **agreement.abstract_inputs(), **guard.abstract_inputs()}
     for size in sizes:
         rows = {"rows": size} if len(sizes) > 1 else {}
@@ -104,7 +105,8 @@ def compile_program(
             lowered = program.train_step.lower(program.state, program.batch_of(size), inputs)
             train_step[size] = compile_or_load(lowered, devices)
     recorder.chose(program.layout.choices)
-    eval_step, averaged = program.eval_step, program.averaged
+    eval_step: Callable[..., Any] = program.eval_step
+    averaged: Callable[..., Any] = program.averaged
     if program.config.eval.every:
         with here.phase("compile"), recorder.timed("compile", what="eval_step"):
             lowered = program.eval_step.lower(program.state["params"], program.eval_batch)

@@ -78,7 +78,7 @@ def open_run(
         recorder.saved(step, seconds, stall)
         watchdog.saved(step)
 
-    checkpointer = Checkpointer(config.checkpoint_dir.absolute(), config.checkpoint, saved)
+    checkpointer = Checkpointer(config.checkpoint_dir.absolute(), config.checkpoint, saved, config.watchdog.save)
     with distributed.together("go on with what is in run_dir"):
         newest = checkpointer.newest_meta()
         refuse_foreign_run(config, directory, newest)

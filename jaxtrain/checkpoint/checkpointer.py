@@ -14,6 +14,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,18 @@ from jaxtrain.checkpoint.meta import Meta, Unreadable, read_meta
 from jaxtrain.checkpoint.retention import Retention
 from jaxtrain.checkpoint.tree import to_plain
 from jaxtrain.config import CheckpointConfig
-from jaxtrain.errors import CheckpointError, ConfigError, first_line
+from jaxtrain.errors import CheckpointError, ConfigError, StorageError, first_line
 from jaxtrain.executables import compile_or_load
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 _log = logging.getLogger(__name__)
 
 _READY, _THERE, _BUSY = range(3)
+_LASTING = (
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG
+)  # fmt: skip
+"""What another start would meet again."""
+_WITHOUT_LIMIT, _LATER = 30 * 24 * 3600, 60
 
 
 class Checkpointer:
@@ -57,12 +63,13 @@ class Checkpointer:
         rules: which checkpoints stay.
         on_saved: called on process 0, from a background thread, with (step, seconds, seconds of these that the loop
             stood still) once a save is committed.
+        limit: seconds in which others see to it that a save ends; Orbax waits for other processes a minute longer.
 
     Raises:
         ConfigError: no checkpoint can be saved at this path.
     """
 
-    def __init__(self, directory: Path, rules: CheckpointConfig, on_saved: OnSaved):
+    def __init__(self, directory: Path, rules: CheckpointConfig, on_saved: OnSaved, limit: float | None = None):
         if "[" in str(directory):
             # Orbax looks for the parts of a save with `glob`; where it finds none it commits a checkpoint without data.
             raise ConfigError(
@@ -78,7 +85,10 @@ class Checkpointer:
         self._completion: Completion | None = None
         self._sums: Callable[[Any], dict[str, jax.Array]] = jax.jit(content_sums)
         self._orbax = ocp.AsyncCheckpointer(
-            ocp.CompositeCheckpointHandler(state=state_handler(), meta=ocp.JsonCheckpointHandler())
+            ocp.CompositeCheckpointHandler(state=state_handler(), meta=ocp.JsonCheckpointHandler()),
+            async_options=ocp.options.AsyncOptions(
+                timeout_secs=_WITHOUT_LIMIT if limit is None else ceil(limit) + _LATER
+            ),
         )
 
     def tell(self, on_saved: OnSaved) -> None:
@@ -336,8 +346,10 @@ def _naming(path: Path) -> Iterator[None]:
     except CheckpointError:
         raise
     except Exception as error:
-        said = first_line(error)
+        said, text = first_line(error), str(error)
         # TensorStore says so behind names so long that the line is cut before.
-        full = os.strerror(errno.ENOSPC)
-        said = f"{full} ({said})" if full in str(error) and full not in said else said
+        lasting = next((why for why in map(os.strerror, _LASTING) if why in text), None)
+        if lasting is None:
+            raise StorageError(f"{path}: save failed: {said}; the same command goes on") from error
+        said = said if lasting in said else f"{lasting} ({said})"
         raise CheckpointError(f"{path}: save failed: {said}") from error
