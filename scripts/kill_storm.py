@@ -91,19 +91,21 @@ class Storm:
                 self._expect_complete(alone)
             done = len(read(self._ledger)) if self._ledger.exists() else 0
             bar = progress.add_task("kills", total=self._kills, completed=done)
-            while done < self._kills:
+            complete = False
+            while not complete:
                 attempts = len(self._events("launch"))
                 with self._supervised(self._run) as supervisor:
                     self._await(
                         done, supervisor, "attempt", lambda attempts=attempts: len(self._events("launch")) > attempts
                     )
-                    for kill in range(done, self._kills):
-                        if not self._kill(kill, supervisor):
-                            break
+                    again = True
+                    while again and done < self._kills:
+                        again = self._kill(done, supervisor)
                         done += 1
                         progress.advance(bar)
-                    else:
+                    if again:
                         self._expect_complete(supervisor)
+                    complete = again
         return self._verdict(time.monotonic() - began)
 
     def _verdict(self, seconds: float) -> dict[str, Any]:
