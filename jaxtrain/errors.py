@@ -77,12 +77,6 @@ class MissingWorkerError(JaxtrainError):
     exit_code = EXIT_MISSING_WORKER
 
 
-class LostProcessError(JaxtrainError):
-    """Another process of the run died or went silent."""
-
-    exit_code = EXIT_LOST_PROCESS
-
-
 class DivergedError(JaxtrainError):
     """The numbers are finite, and the run has lost its way."""
 

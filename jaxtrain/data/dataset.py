@@ -44,11 +44,6 @@ class Dataset:
     def __reduce__(self) -> tuple[type["Dataset"], tuple[Path, Manifest, str]]:
         return Dataset, (self.directory, self.manifest, self.manifest_hash)
 
-    @property
-    def tokenizer_file(self) -> Path:
-        """The tokenizer, for `tokenizers.Tokenizer.from_file`."""
-        return self.directory / self.manifest.tokenizer.file
-
     def lengths(self, split: str) -> npt.NDArray[np.int32]:
         """int32 [documents]: tokens of each document of `split`.
 

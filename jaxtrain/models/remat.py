@@ -30,7 +30,6 @@ class Remat:
 
 
 KEEP_ALL = Remat()
-KEEP_INPUTS = Remat("full")
 
 
 def checkpointed(layer: Callable[..., Any], remat: Remat) -> Callable[..., Any]:

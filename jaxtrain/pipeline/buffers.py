@@ -68,7 +68,6 @@ class _Life(NamedTuple):
 
 
 _Slots = dict[tuple[int, int], int]
-_Ticks = dict[tuple[int, int], int]
 _Place = tuple[int, int, tuple[int, int], int, int]
 
 

@@ -33,7 +33,7 @@ def test_a_document_must_end_with_the_end_of_document_id(tmp_path: Path, documen
 
 def test_the_stored_tokenizer_is_the_one_that_was_given(tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "data", [[1, 2]], vocab=300)
-    tokenizer = type(byte_tokenizer()).from_file(str(dataset.tokenizer_file))
+    tokenizer = type(byte_tokenizer()).from_file(str(dataset.directory / dataset.manifest.tokenizer.file))
     assert tokenizer.encode("a é").ids == list("a é".encode())
     assert tokenizer.decode(list("a é".encode())) == "a é"
     assert dataset.manifest.tokenizer.vocab_size == tokenizer.get_vocab_size() == 300

@@ -9,7 +9,7 @@ from jaxtrain.config import DecoderConfig
 from jaxtrain.errors import ConfigError
 from jaxtrain.models.language import LanguageTask
 from jaxtrain.models.parameters import unbox
-from jaxtrain.models.remat import KEEP_ALL, KEEP_INPUTS, Remat
+from jaxtrain.models.remat import KEEP_ALL, Remat
 from jaxtrain.program import build
 from tests.runs import tiny_config, train_steps
 
@@ -17,7 +17,7 @@ ROWS, SEQUENCE = 2, 16
 CONFIG = DecoderConfig(vocab=64, layers=3, embed=32, heads=4, kv_heads=2, mlp=48, initial_scale=0.1)
 TASK = LanguageTask(CONFIG, SEQUENCE)
 POLICIES = {
-    "full": KEEP_INPUTS,
+    "full": Remat("full"),
     "dots": Remat("dots"),
     "save hidden": Remat("named", save=("hidden",)),
     "offload residual": Remat("named", save=("query",), offload=("residual",)),

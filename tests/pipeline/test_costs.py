@@ -8,7 +8,7 @@ import pytest
 
 from jaxtrain.config import DecoderConfig, VitConfig
 from jaxtrain.models.language import LanguageTask
-from jaxtrain.models.remat import KEEP_INPUTS
+from jaxtrain.models.remat import Remat
 from jaxtrain.models.vision import VisionTask
 from jaxtrain.pipeline.costs import costs_of, products
 from tests.pipeline.staged import INPUTS, MLP, Balanced
@@ -24,7 +24,7 @@ def test_the_parts_of_a_small_task_are_counted_by_hand() -> None:
 
 
 def test_a_layer_that_is_computed_again_costs_a_forward_more() -> None:
-    kept, again = (costs_of(Balanced(3, remat=remat)) for remat in (Balanced(3).remat, KEEP_INPUTS))
+    kept, again = (costs_of(Balanced(3, remat=remat)) for remat in (Balanced(3).remat, Remat("full")))
     assert again.layer == 4 / 3 * kept.layer
     assert (again.embed, again.head) == (kept.embed, kept.head)
 

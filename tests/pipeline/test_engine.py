@@ -12,7 +12,7 @@ import pytest
 
 from jaxtrain.gradient import plain_gradient
 from jaxtrain.models.parameters import describe, named_leaves, unbox
-from jaxtrain.models.remat import KEEP_ALL, KEEP_INPUTS, Remat
+from jaxtrain.models.remat import KEEP_ALL, Remat
 from jaxtrain.optimizer import freeze
 from jaxtrain.pipeline.buffers import plan_buffers
 from jaxtrain.pipeline.engine import Pipeline, pipelined_gradient
@@ -60,7 +60,7 @@ CUTS: dict[str, Cut] = {
     "one micro-batch": Cut("1f1b", EVEN, 1),
     "one micro-batch in two chunks": Cut("interleaved_1f1b", CHUNKS, 1),
     "one micro-batch, gpipe": Cut("gpipe", THREE, 1),
-    "full remat, noise by row": Cut("1f1b", EVEN, 4, noise=0.5, remat=KEEP_INPUTS),
+    "full remat, noise by row": Cut("1f1b", EVEN, 4, noise=0.5, remat=Remat("full")),
     "dots, two chunks": Cut("interleaved_1f1b", CHUNKS, 4, remat=Remat("dots")),
     "by name in the host's memory": Cut("1f1b", EVEN, 4, remat=Remat("named", offload=("hidden",))),
     "frozen layers": Cut("1f1b", THREE, 4, frozen=("layers.up", "layers.scale")),
@@ -69,7 +69,7 @@ CUTS: dict[str, Cut] = {
     "fsdp": Cut("1f1b", EVEN, 4, (("fsdp", 2),)),
     "data, gathered once, noise by row": Cut("1f1b", EVEN, 4, (("data", 2),), gather_once=True, noise=0.5, tied=True),
     "uneven, data and fsdp, gathered once": Cut(
-        "interleaved_1f1b", CHUNKS, 2, (("data", 2), ("fsdp", 2)), gather_once=True, remat=KEEP_INPUTS,
+        "interleaved_1f1b", CHUNKS, 2, (("data", 2), ("fsdp", 2)), gather_once=True, remat=Remat("full"),
     ),
     "data and tensor": Cut("1f1b", EVEN, 4, (("data", 2), ("tensor", 2))),
     "ZeRO 2, data and tensor, uneven, tied, frozen scales": Cut(

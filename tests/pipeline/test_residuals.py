@@ -9,7 +9,7 @@ import pytest
 from jaxtrain.config import DecoderConfig, VitConfig
 from jaxtrain.models.language import LanguageTask
 from jaxtrain.models.parameters import unbox
-from jaxtrain.models.remat import KEEP_ALL, KEEP_INPUTS, Remat, checkpointed
+from jaxtrain.models.remat import KEEP_ALL, Remat, checkpointed
 from jaxtrain.models.task import Staged
 from jaxtrain.models.vision import VisionTask
 from jaxtrain.pipeline.residuals import SplitLayer
@@ -19,7 +19,7 @@ from tests.runs import make_layout
 ROWS, SEQUENCE, KEY = 4, 16, jax.random.key(3)
 DECODER = DecoderConfig(vocab=64, layers=2, embed=32, heads=4, kv_heads=2, mlp=48, initial_scale=0.1, dropout=0.3)
 VIT = VitConfig(family="vit", image=8, patch=2, layers=2, embed=32, heads=4, mlp=48, dropout=0.3)
-REMATS = {"none": KEEP_ALL, "full": KEEP_INPUTS, "dots": Remat("dots"), "named": Remat("named", save=("hidden",))}
+REMATS = {"none": KEEP_ALL, "full": Remat("full"), "dots": Remat("dots"), "named": Remat("named", save=("hidden",))}
 INPUT, HIDDEN = ROWS * SEQUENCE * 32, ROWS * SEQUENCE * 48
 PROJECTIONS = {"decoder": 32 + 16 + 16 + 32 + 48 + 48, "vit": 3 * 32 + 32 + 48}
 """Numbers a token that come out of matrix products with weights, and that something is computed from."""

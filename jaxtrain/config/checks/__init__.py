@@ -24,7 +24,7 @@ from jaxtrain.config.schema import Config
 __all__ = ["BATCH_AXES", "check", "check_layout", "check_steps", "resolve_mesh"]
 
 
-def check(config: Config, origins: Mapping[str, str] | None = None, *, for_training: bool = True) -> None:
+def check(config: Config, *, for_training: bool = True) -> None:
     """Raise ConfigError if the keys contradict each other on any number of devices.
 
     Args:
@@ -49,17 +49,14 @@ def check(config: Config, origins: Mapping[str, str] | None = None, *, for_train
     ]
     if for_training:
         problems += [*check_sets_are_evaluated(config), *check_profile_starts(config)]
-    raise_problems(problems, config.origins if origins is None else origins)
+    raise_problems(problems, config.origins)
 
 
-def check_layout(config: Config, axis_sizes: Mapping[str, int], origins: Mapping[str, str] | None = None) -> None:
+def check_layout(config: Config, axis_sizes: Mapping[str, int]) -> None:
     """Raise ConfigError if the model or a batch doesn't divide over the mesh, whose sizes all are known here."""
-    raise_problems(check_parts(config, axis_sizes), config.origins if origins is None else origins)
+    raise_problems(check_parts(config, axis_sizes), config.origins)
 
 
-def check_steps(config: Config, steps: int, origins: Mapping[str, str] | None = None) -> None:
+def check_steps(config: Config, steps: int) -> None:
     """Raise ConfigError if what counts steps doesn't fit a run of so many, known here also where the data sets it."""
-    raise_problems(
-        [*check_length_of_parts(config, steps), *check_profile(config, steps)],
-        config.origins if origins is None else origins,
-    )
+    raise_problems([*check_length_of_parts(config, steps), *check_profile(config, steps)], config.origins)

@@ -90,7 +90,7 @@ def verb(*arguments: str | Path, within: Sequence[str] = ()) -> "subprocess.Comp
 
 def documents(dataset: Dataset) -> Mapping[str, list[str]]:
     """The texts of each split in their stored order, without what ends them."""
-    tokenizer = Tokenizer.from_file(str(dataset.tokenizer_file))
+    tokenizer = Tokenizer.from_file(str(dataset.directory / dataset.manifest.tokenizer.file))
     end = dataset.manifest.tokenizer.end_of_document
     found: dict[str, list[str]] = {}
     for split, record in dataset.manifest.splits.items():

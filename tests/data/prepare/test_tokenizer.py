@@ -66,7 +66,7 @@ def test_documents_are_stored_whole_though_the_file_asks_for_truncation(tmp_path
     dataset = make(tmp_path / "text", tmp_path / "data", tokenizer=folder, held_out=0.0)
     assert sorted(documents(dataset)["train"]) == sorted(texts)
     assert dataset.manifest.tokenizer.vocab_size == 257
-    assert Tokenizer.from_file(str(dataset.tokenizer_file)).truncation is None
+    assert Tokenizer.from_file(str(dataset.directory / dataset.manifest.tokenizer.file)).truncation is None
 
 
 def test_text_that_spells_the_end_of_a_document_does_not_end_one(tmp_path: Path) -> None:
