@@ -6,11 +6,12 @@
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
+from jax.stages import Wrapped
 from jaxtyping import Array, Key
 
 from jaxtrain.config import Config, PipelineConfig, check_layout, resolve_mesh
@@ -33,16 +34,6 @@ from jaxtrain.pipeline.stages import Stages
 from jaxtrain.sharding import PIPELINE, Layout, make_mesh, use_layout
 from jaxtrain.sharding.table import TableRow, parameter_rows, refuse_silent_replication
 from jaxtrain.step import Measure, State, StepInputs, initial_state, make_eval_step, make_train_step
-
-
-class Jitted(Protocol):
-    """What `jax.jit` returns: callable, and compilable ahead of time."""
-
-    def __call__(self, *arguments: Any) -> Any: ...
-
-    def trace(self, *arguments: Any) -> Any: ...
-
-    def lower(self, *arguments: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -70,11 +61,11 @@ class Program:
     state: Any
     batch: dict[str, jax.ShapeDtypeStruct]
     eval_batch: dict[str, jax.ShapeDtypeStruct]
-    init: Jitted
-    adopt: Jitted
-    train_step: Jitted
-    eval_step: Jitted
-    averaged: Jitted
+    init: Wrapped
+    adopt: Wrapped
+    train_step: Wrapped
+    eval_step: Wrapped
+    averaged: Wrapped
 
     @property
     def mesh(self) -> Mesh:
@@ -91,7 +82,7 @@ class Program:
         """Micro-batches of a step with so many rows."""
         return _passes(self.config, self.layout, rows)
 
-    def jit(self, function: Callable[..., Any], layout: Layout | None = None, **options: Any) -> Jitted:
+    def jit(self, function: Callable[..., Any], layout: Layout | None = None, **options: Any) -> Wrapped:
         """Another function jitted as these are: with the layout, or one like it, and the matrix products' precision."""
         return _on(layout or self.layout, MATMUL_PRECISION[self.config.precision], function, **options)
 
@@ -196,7 +187,7 @@ def build(
     return program
 
 
-def _on(layout: Layout, matmul_precision: str, function: Callable[..., Any], **options: Any) -> Jitted:
+def _on(layout: Layout, matmul_precision: str, function: Callable[..., Any], **options: Any) -> Wrapped:
     """`function` jitted, traced with `layout` and the precision of matrix products in force."""
 
     @functools.wraps(function)
@@ -204,8 +195,7 @@ def _on(layout: Layout, matmul_precision: str, function: Callable[..., Any], **o
         with use_layout(layout), jax.default_matmul_precision(matmul_precision):
             return function(*arguments)
 
-    jitted: Jitted = jax.jit(traced, **options)
-    return jitted
+    return jax.jit(traced, **options)
 
 
 def _gradient(
