@@ -30,73 +30,57 @@ EXIT_INTERRUPTED = 130
 
 
 class JaxtrainError(Exception):
-    """A failure whose message says what is wrong, where, and what to do."""
+    """A failure whose message says what is wrong, where, and what to do; subclasses have an exit code of their own."""
 
     exit_code = EXIT_CRASHED
 
+    def __init_subclass__(cls, exit_code: int | None = None) -> None:
+        if exit_code is not None:
+            cls.exit_code = exit_code
 
-class ConfigError(JaxtrainError):
+
+class ConfigError(JaxtrainError, exit_code=EXIT_BAD_INPUT):
     """The request can't be met: a wrong key or value, or a run directory that belongs to another run."""
 
-    exit_code = EXIT_BAD_INPUT
 
-
-class NonFiniteError(JaxtrainError):
+class NonFiniteError(JaxtrainError, exit_code=EXIT_NON_FINITE):
     """The loss or a gradient was not finite and `non_finite: stop` holds."""
 
-    exit_code = EXIT_NON_FINITE
 
-
-class CheckpointError(JaxtrainError):
+class CheckpointError(JaxtrainError, exit_code=EXIT_BAD_CHECKPOINT):
     """Checkpoints exist but none can be read, or one can't be written."""
 
-    exit_code = EXIT_BAD_CHECKPOINT
 
-
-class StorageError(CheckpointError):
+class StorageError(CheckpointError, exit_code=EXIT_STUCK_CHECKPOINT):
     """A checkpoint could not be written, for a reason that may pass: a file server's failure or its slowness."""
 
-    exit_code = EXIT_STUCK_CHECKPOINT
 
-
-class DataError(JaxtrainError):
+class DataError(JaxtrainError, exit_code=EXIT_BAD_DATA):
     """The data set is broken or doesn't fit the model, found while training."""
 
-    exit_code = EXIT_BAD_DATA
 
-
-class RunPaused(JaxtrainError):
+class RunPaused(JaxtrainError, exit_code=EXIT_REQUEUE):
     """The run was asked to end before its goal; it is saved, and the same command goes on with it. No failure."""
 
-    exit_code = EXIT_REQUEUE
 
-
-class MissingWorkerError(JaxtrainError):
+class MissingWorkerError(JaxtrainError, exit_code=EXIT_MISSING_WORKER):
     """Not all processes came together in time."""
 
-    exit_code = EXIT_MISSING_WORKER
 
-
-class DivergedError(JaxtrainError):
+class DivergedError(JaxtrainError, exit_code=EXIT_DIVERGED):
     """The numbers are finite, and the run has lost its way."""
 
-    exit_code = EXIT_DIVERGED
 
-
-class BadHostError(JaxtrainError):
+class BadHostError(JaxtrainError, exit_code=EXIT_BAD_HOST):
     """A host computes wrong numbers or is too slow; the run is saved, and should go on without it."""
-
-    exit_code = EXIT_BAD_HOST
 
 
 class Shown(SystemExit):
     """Ends a command that has shown what was asked for, such as its help. Any other SystemExit is somebody else's."""
 
 
-class UnequalError(JaxtrainError):
+class UnequalError(JaxtrainError, exit_code=EXIT_UNEQUAL):
     """A mesh doesn't train as one device does."""
-
-    exit_code = EXIT_UNEQUAL
 
 
 def first_line(error: BaseException) -> str:
