@@ -1,9 +1,9 @@
 """What a run is told: the typed configuration, how it is read, checked, compared and printed. Never imports jax."""
 
-from jaxtrain.config.arguments import Arguments, parse_arguments
+from jaxtrain.config.arguments import parse_arguments
 from jaxtrain.config.base import Section
-from jaxtrain.config.batches import BatchPlan, Phase
-from jaxtrain.config.checkpoint import CheckpointConfig, KeepBestConfig, LocalCheckpointConfig
+from jaxtrain.config.batches import BatchPlan
+from jaxtrain.config.checkpoint import CheckpointConfig, KeepBestConfig
 from jaxtrain.config.checks import BATCH_AXES, check, check_layout, check_steps, resolve_mesh
 from jaxtrain.config.data import (
     DataConfig,
@@ -15,105 +15,20 @@ from jaxtrain.config.data import (
 )
 from jaxtrain.config.difference import Difference, difference, format_differences
 from jaxtrain.config.load import dump, from_saved, json_schema, load
-from jaxtrain.config.model import (
-    DecoderConfig,
-    LossConfig,
-    ModelConfig,
-    OwnModelConfig,
-    RopeConfig,
-    RopeScaling,
-    VitConfig,
-)
+from jaxtrain.config.model import DecoderConfig, ModelConfig, OwnModelConfig, RopeConfig, RopeScaling, VitConfig
 from jaxtrain.config.optimizer import (
     AdafactorConfig,
     AdamWConfig,
     ConstantSchedule,
     CosineSchedule,
-    EmaConfig,
     InverseSqrtSchedule,
-    LinearSchedule,
     LionConfig,
     MuonConfig,
     OptimizerConfig,
     RoleFactors,
-    Schedule,
     SgdConfig,
     StableSchedule,
 )
 from jaxtrain.config.resilience import HealthConfig, SpikesConfig
-from jaxtrain.config.schema import (
-    Config,
-    DistributedConfig,
-    EvalConfig,
-    MeshConfig,
-    PipelineConfig,
-    ProfileConfig,
-    RampPart,
-    ShardingConfig,
-    TelemetryConfig,
-)
+from jaxtrain.config.schema import Config, DistributedConfig, MeshConfig, PipelineConfig, ProfileConfig
 from jaxtrain.config.tree import flat, keys, value_at
-
-__all__ = [
-    "BATCH_AXES",
-    "AdafactorConfig",
-    "AdamWConfig",
-    "Arguments",
-    "BatchPlan",
-    "CheckpointConfig",
-    "Config",
-    "ConstantSchedule",
-    "CosineSchedule",
-    "DataConfig",
-    "DecoderConfig",
-    "Difference",
-    "DigitsDataConfig",
-    "DistributedConfig",
-    "EmaConfig",
-    "EvalConfig",
-    "HealthConfig",
-    "InverseSqrtSchedule",
-    "KeepBestConfig",
-    "LinearSchedule",
-    "LionConfig",
-    "LocalCheckpointConfig",
-    "LossConfig",
-    "MeshConfig",
-    "MixtureDataConfig",
-    "ModelConfig",
-    "MuonConfig",
-    "OptimizerConfig",
-    "OwnDataConfig",
-    "OwnModelConfig",
-    "Phase",
-    "PipelineConfig",
-    "ProfileConfig",
-    "RampPart",
-    "RoleFactors",
-    "RopeConfig",
-    "RopeScaling",
-    "Schedule",
-    "Section",
-    "SgdConfig",
-    "ShardingConfig",
-    "SpikesConfig",
-    "StableSchedule",
-    "TelemetryConfig",
-    "TokenDataConfig",
-    "TokenRowsConfig",
-    "VitConfig",
-    "check",
-    "check_layout",
-    "check_steps",
-    "difference",
-    "dump",
-    "flat",
-    "format_differences",
-    "from_saved",
-    "json_schema",
-    "keys",
-    "load",
-    "parse_arguments",
-    "resolve_mesh",
-    "value_at",
-]

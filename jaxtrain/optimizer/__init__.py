@@ -2,22 +2,6 @@
 
 from jaxtrain.optimizer.ema import Weights, updated_average, weights
 from jaxtrain.optimizer.frozen import complete, freeze, like, trainable
-from jaxtrain.optimizer.schedule import ScheduleInputs, learning_rate, schedule_inputs
+from jaxtrain.optimizer.schedule import learning_rate, schedule_inputs
 from jaxtrain.optimizer.state import state_axes
-from jaxtrain.optimizer.update import DECAYED_ROLES, make_optimizer
-
-__all__ = [
-    "DECAYED_ROLES",
-    "ScheduleInputs",
-    "Weights",
-    "complete",
-    "freeze",
-    "learning_rate",
-    "like",
-    "make_optimizer",
-    "schedule_inputs",
-    "state_axes",
-    "trainable",
-    "updated_average",
-    "weights",
-]
+from jaxtrain.optimizer.update import make_optimizer

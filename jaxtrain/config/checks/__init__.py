@@ -21,8 +21,6 @@ from jaxtrain.config.checks.model import check_model, check_pair, check_remat
 from jaxtrain.config.checks.problems import raise_problems
 from jaxtrain.config.schema import Config
 
-__all__ = ["BATCH_AXES", "check", "check_layout", "check_steps", "resolve_mesh"]
-
 
 def check(config: Config, *, for_training: bool = True) -> None:
     """Raise ConfigError if the keys contradict each other on any number of devices.

@@ -6,5 +6,3 @@ files ── sources ──> units ── documents, runs ──> sorted runs �
 from jaxtrain.data.prepare.job import Recipe, Report, prepare, refuse_other
 from jaxtrain.data.prepare.runs import Rules
 from jaxtrain.data.prepare.sources import SourceFile, find_files, source_file
-
-__all__ = ["Recipe", "Report", "Rules", "SourceFile", "find_files", "prepare", "refuse_other", "source_file"]
