@@ -5,7 +5,6 @@ import json
 import logging
 import secrets
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -19,64 +18,34 @@ from jaxtrain.telemetry.jsonl import replace_file
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
 class RunDirectory:
-    """The files of a run."""
+    """The files of a run.
 
-    path: Path
+    Attributes:
+        crash: a folder with the stacks of all threads of each process, where a fault ended the run.
+        timeline: a folder with what the last steps of each rank were spent on.
+        tokenizer: a folder with the tokenizer of the data, so that a model can be talked to where they are not.
+        excluded: which hosts are bad: a list of objects with `host`, `rank` and `reason`.
+        logs: a folder with what the processes say.
+    """
 
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yml"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def norms(self) -> Path:
-        return self.path / "norms.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
+    def __init__(self, path: Path):
+        self.path = path
+        self.config = path / "config.yml"
+        self.info = path / "run.json"
+        self.events = path / "events.jsonl"
+        self.metrics = path / "metrics.jsonl"
+        self.norms = path / "norms.jsonl"
+        self.tensorboard = path / "tensorboard"
+        self.tokenizer = path / "tokenizer"
+        self.timeline = path / "timeline"
+        self.crash = path / "crash"
+        self.logs = path / "logs"
+        self.excluded = path / "excluded.json"
 
     def profile(self, process: int) -> Path:
         """What this process's profiler writes; two processes of one host would write to the same file."""
         return self.path / "profile" / f"process-{process}"
-
-    @property
-    def crash(self) -> Path:
-        """A folder with the stacks of all threads of each process, where a fault ended the run."""
-        return self.path / "crash"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def timeline(self) -> Path:
-        """A folder with what the last steps of each rank were spent on."""
-        return self.path / "timeline"
-
-    @property
-    def info(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def tokenizer(self) -> Path:
-        """A folder with the tokenizer of the data, so that a model can be talked to where they are not."""
-        return self.path / "tokenizer"
-
-    @property
-    def excluded(self) -> Path:
-        """Which hosts are bad: a list of objects with `host`, `rank` and `reason`."""
-        return self.path / "excluded.json"
-
-    @property
-    def logs(self) -> Path:
-        """A folder with what the processes say."""
-        return self.path / "logs"
 
     def identity(self) -> str:
         """A name that no other run has, nor a copy of this one; made when it is first asked for."""
