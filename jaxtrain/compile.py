@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from jaxtrain.command import Parser, exit_code, leave
-from jaxtrain.config import Config, dump, parse_arguments
+from jaxtrain.config import Config, parse_arguments
 from jaxtrain.config.cluster import ClusterConfig, cluster_names, load_cluster
 from jaxtrain.errors import refusing_os_errors
 from jaxtrain.output import outlive_the_terminal
@@ -27,11 +27,8 @@ def main(arguments: Sequence[str]) -> int:
 
     def work() -> None:
         parsed, rest = _parser().parse_known_args(arguments)
-        request = parse_arguments(PROGRAM, rest)
-        if request.print_config:
-            sys.stdout.write(dump(request.config))
-        else:
-            _compile(request.config, load_cluster(parsed.target), parsed.devices, parsed.json, parsed.text)
+        config = parse_arguments(PROGRAM, rest)
+        _compile(config, load_cluster(parsed.target), parsed.devices, parsed.json, parsed.text)
 
     return exit_code(work)
 

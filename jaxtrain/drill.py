@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from jaxtrain.command import Parser, at_least, exit_code, leave, seconds
-from jaxtrain.config import Config, dump, parse_arguments
+from jaxtrain.config import Config, parse_arguments
 from jaxtrain.drilling.drill import Outcome, Report, Request, Tell, drill
 from jaxtrain.drilling.plan import FAULTS, make_plan
 from jaxtrain.errors import ConfigError, UnequalError, refusing_os_errors
@@ -29,11 +29,7 @@ def main(arguments: Sequence[str]) -> int:
 
     def work() -> None:
         options, rest = _parser().parse_known_args(arguments)
-        request = parse_arguments(PROGRAM, rest)
-        if request.print_config:
-            sys.stdout.write(dump(request.config))
-        else:
-            _drill(request.config, rest, options)
+        _drill(parse_arguments(PROGRAM, rest), rest, options)
 
     return exit_code(work, "interrupted; the drill's runs stay where they are")
 
@@ -103,7 +99,7 @@ def make_request(config: Config, arguments: list[str], options: argparse.Namespa
 
 def load_again(arguments: list[str], run_dir: Path) -> Config:
     """The config of one of the two runs."""
-    return parse_arguments(PROGRAM, with_overrides(arguments, [f"run_dir={run_dir}"])).config
+    return parse_arguments(PROGRAM, with_overrides(arguments, [f"run_dir={run_dir}"]))
 
 
 def _shown_by(bar: Progress, request: Request) -> Tell:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxtrain.command import Parser, at_least, exit_code, leave, seconds
-from jaxtrain.config import Config, dump, parse_arguments
+from jaxtrain.config import Config, parse_arguments
 from jaxtrain.errors import EXIT_COMPLETE, ConfigError
 from jaxtrain.launchers.devices import share_of_devices
 from jaxtrain.launchers.local import Local, Program
@@ -50,11 +50,7 @@ def main(arguments: Sequence[str], module: str = "jaxtrain.train", warm: str = "
     def work() -> None:
         nonlocal ended
         options, rest = parse(arguments)
-        parsed = parse_arguments(PROGRAM, rest)
-        if parsed.print_config:
-            sys.stdout.write(dump(parsed.config))
-        else:
-            ended = launch(parsed.config, rest, options, module, warm)
+        ended = launch(parse_arguments(PROGRAM, rest), rest, options, module, warm)
 
     return exit_code(work) or ended
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxtrain.command import Parser, exit_code, leave
+from jaxtrain.command import Parser, at_least, exit_code, leave
 from jaxtrain.output import aligned, outlive_the_terminal
 from jaxtrain.pipeline.buffers import plan_buffers
 from jaxtrain.pipeline.schedule import KINDS, make_schedule
@@ -32,16 +32,16 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         "python -m jaxtrain.schedule", description="Show what a pipeline's schedule costs.", allow_abbrev=False
     )
     parser.add_argument("--kind", default="1f1b", help=f"{', '.join(KINDS)} (default: 1f1b)")
-    parser.add_argument("--stages", type=_count, required=True, help="mesh.pipeline")
-    parser.add_argument("--microbatches", type=_count, required=True, help="micro-batches in a step")
-    parser.add_argument("--chunks", type=_count, default=1, help="pipeline.chunks, of each stage (default: 1)")
+    parser.add_argument("--stages", type=at_least(1), required=True, help="mesh.pipeline")
+    parser.add_argument("--microbatches", type=at_least(1), required=True, help="micro-batches in a step")
+    parser.add_argument("--chunks", type=at_least(1), default=1, help="pipeline.chunks, of each stage (default: 1)")
     times = "one micro-batch takes in the {} of a whole stage, or of one layer with --layers (default: {})"
     parser.add_argument("--forward", type=_time, default=1.0, metavar="TIME", help=times.format("forward", 1))
     parser.add_argument("--backward", type=_time, default=2.0, metavar="TIME", help=times.format("backward", 2))
     parser.add_argument(
         "--link", type=_time, default=0.0, metavar="TIME", help="an exchange of neighbours (default: 0)"
     )
-    parser.add_argument("--layers", type=_count, help="split so many layers over the stages")
+    parser.add_argument("--layers", type=at_least(1), help="split so many layers over the stages")
     parser.add_argument(
         "--first", type=_time, metavar="LAYERS", help="what the embedding weighs, in layers (default: 0)"
     )
@@ -108,16 +108,6 @@ def summary(timeline: Timeline, split: tuple[tuple[int, ...], ...] | None = None
     if split is not None:
         rows["layers"] = ", ".join(" + ".join(map(str, counts)) for counts in split) + ", by stage"
     return rows
-
-
-def _count(text: str) -> int:
-    """A whole number of at least 1."""
-    try:
-        if int(text) >= 1:
-            return int(text)
-    except ValueError:
-        pass
-    raise argparse.ArgumentTypeError(f"{text} is no whole number of at least 1")
 
 
 def _time(text: str) -> float:

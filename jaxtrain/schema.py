@@ -2,40 +2,36 @@
 
 import json
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxtrain.command import Parser, exit_code, leave
 from jaxtrain.config import json_schema
-from jaxtrain.errors import EXIT_COMPLETE, ConfigError
+from jaxtrain.errors import refusing_os_errors
+from jaxtrain.output import outlive_the_terminal
 
-USAGE = "usage: python -m jaxtrain.schema [--output FILE]\n\nPrints the JSON schema of configuration files.\n"
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the verb; returns its exit code (`jaxtrain.errors`)."""
+    return exit_code(lambda: _show(_parse(arguments)))
 
 
-def main(argv: Sequence[str]) -> int:
-    """Print the schema, or write it to a file; returns the exit code."""
+def _parse(arguments: Sequence[str]) -> Namespace:
+    parser = Parser("python -m jaxtrain.schema", description="Prints the JSON schema of configuration files.")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write it there instead")
+    return parser.parse_args(arguments)
+
+
+def _show(options: Namespace) -> None:
     text = json.dumps(json_schema(), indent=2) + "\n"
-    try:
-        match list(argv):
-            case []:
-                sys.stdout.write(text)
-            case ["-h"] | ["--help"]:
-                sys.stdout.write(USAGE)
-            case ["--output", file]:
-                _write(Path(file), text)
-            case _:
-                raise ConfigError(f"python -m jaxtrain.schema takes --output FILE or nothing, not {' '.join(argv)}")
-    except ConfigError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
-    return EXIT_COMPLETE
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: can't be written: {error.strerror}") from None
+    if options.output is None:
+        sys.stdout.write(text)
+        return
+    with refusing_os_errors(f"--output {options.output}", "name a file that can be written"):
+        options.output.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    outlive_the_terminal()
+    leave(main(sys.argv[1:]))

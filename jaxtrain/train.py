@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 
 from jaxtrain.command import exit_code, join, leave
-from jaxtrain.config import Config, dump, parse_arguments
+from jaxtrain.config import Config, parse_arguments
 from jaxtrain.output import outlive_the_terminal
 from jaxtrain.resilience.last_words import delay_aborts
 from jaxtrain.resilience.preemption import Signals, listening
@@ -15,12 +15,9 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the verb; returns its exit code (`jaxtrain.errors`)."""
 
     def work() -> None:
-        parsed = parse_arguments("python -m jaxtrain.train", arguments)
-        if parsed.print_config:
-            sys.stdout.write(dump(parsed.config))
-        else:
-            with listening() as signals:
-                train(parsed.config, signals)
+        config = parse_arguments("python -m jaxtrain.train", arguments)
+        with listening() as signals:
+            train(config, signals)
 
     return exit_code(work)
 

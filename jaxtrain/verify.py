@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxtrain.command import Parser, exit_code, leave
-from jaxtrain.config import Config, dump, parse_arguments
+from jaxtrain.config import Config, parse_arguments
 from jaxtrain.errors import ConfigError, UnequalError, refusing_os_errors
 from jaxtrain.output import aligned, outlive_the_terminal
 
@@ -29,11 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     def work() -> None:
         options, rest = _parser().parse_known_args(arguments)
         _refuse_no_file(options.json)
-        request = parse_arguments(PROGRAM, rest)
-        if request.print_config:
-            sys.stdout.write(dump(request.config))
-        else:
-            _verify(request.config, options.json)
+        _verify(parse_arguments(PROGRAM, rest), options.json)
 
     return exit_code(work)
 

@@ -60,7 +60,9 @@ def test_it_says_how_it_is_used_and_prints_the_config(capsys: pytest.CaptureFixt
         main(["--help"])
     assert exit_.value.code == 0
     assert "a100, b200, h100, h200" in capsys.readouterr().out
-    assert main([QUICKSTART, "--devices", "8", "seed=17", "--print-config"]) == 0
+    with pytest.raises(SystemExit) as exit_:
+        main([QUICKSTART, "--devices", "8", "seed=17", "--print-config"])
+    assert exit_.value.code == 0
     assert "seed: 17" in capsys.readouterr().out
 
 

@@ -3,10 +3,9 @@
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NoReturn
 
-from jaxtrain.config.load import load
+from jaxtrain.config.load import dump, load
 from jaxtrain.config.nearest import nearest_text
 from jaxtrain.config.schema import Config
 from jaxtrain.config.source import OVERRIDE
@@ -26,18 +25,12 @@ example: {program} configs/quickstart.yml steps=100 optimizer.learning_rate=1e-3
 OPTIONS = ["--config", "--print-config", "--help"]
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """What a verb was asked to do."""
-
-    config: Config
-    print_config: bool
-
-
-def parse_arguments(program: str, argv: Sequence[str]) -> Arguments:
+def parse_arguments(program: str, argv: Sequence[str]) -> Config:
     """Read a verb's command line, without the program name, and load the configuration that it names.
 
-    Raises ConfigError for a wrong command line or configuration. `--help` prints the usage and exits with 0.
+    Raises:
+        ConfigError: a wrong command line or configuration.
+        Shown: `--help` has printed the usage, or `--print-config` the configuration.
     """
     if any(argument in ("-h", "--help") for argument in argv):
         sys.stdout.write(USAGE.format(program=program))
@@ -59,7 +52,11 @@ def parse_arguments(program: str, argv: Sequence[str]) -> Arguments:
             files.append(argument)
     if len(files) != 1:
         _refuse_files(program, files)
-    return Arguments(load(files[0], overrides), print_config)
+    config = load(files[0], overrides)
+    if print_config:
+        sys.stdout.write(dump(config))
+        raise Shown(0)
+    return config
 
 
 def _file(argument: str, rest: Iterator[str]) -> str:

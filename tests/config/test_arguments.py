@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxtrain.config import load, parse_arguments
+from jaxtrain.config import dump, load, parse_arguments
 from jaxtrain.errors import ConfigError
 
 PROGRAM = "python -m jaxtrain.train"
@@ -32,17 +32,21 @@ def test_both_forms_name_the_file_and_overrides_stand_anywhere(file: str) -> Non
         ["seed=3", "--config", file, "model.layers=1"],
         ["--seed=3", "model.layers=1", f"--config={file}"],
     ):
-        arguments = parse_arguments(PROGRAM, argv)
-        assert arguments.config == expected
-        assert arguments.print_config is False
-    assert parse_arguments(PROGRAM, ["--print-config", file]).print_config is True
+        assert parse_arguments(PROGRAM, argv) == expected
+
+
+def test_the_config_is_printed_and_nothing_else_is_done(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_arguments(PROGRAM, ["--print-config", file, "seed=3"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == dump(load(file, ["seed=3"]))
 
 
 def test_a_file_whose_directory_has_an_equals_sign_is_a_file(tmp_path: Path) -> None:
     path = tmp_path / "lr=0.1" / "config.yml"
     path.parent.mkdir()
     path.write_text("run_dir: r\nsteps: 10\n")
-    assert parse_arguments(PROGRAM, [str(path)]).config.steps == 10
+    assert parse_arguments(PROGRAM, [str(path)]).steps == 10
 
 
 def test_a_wrong_command_line_is_refused_in_one_line(file: str) -> None:
