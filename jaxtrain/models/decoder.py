@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, Key
 
 from jaxtrain.config import DecoderConfig, RopeScaling
-from jaxtrain.models.layers import Residual, RMSNorm, with_axes
+from jaxtrain.models.layers import Residual, RMSNorm, output_scale, with_axes
 from jaxtrain.models.parameters import constant, normal, parameter
 from jaxtrain.ops.attention import causal_attention
 from jaxtrain.ops.cached_attention import cached_attention
@@ -142,16 +142,10 @@ class DecoderLayer(nnx.Module):
     ) -> tuple[Residual, KeysValues]:
         """The next residual, and what attention would remember of these tokens."""
         attended, remembered = self.attention(self.attention_norm(x), context, cache)
-        x = checkpoint_name(x + self._drop(attended, context, key, ATTENTION_SITE), "residual")
-        return x + self._drop(self.mlp(self.mlp_norm(x)), context, key, MLP_SITE), remembered
-
-    def _drop(self, y: Residual, context: DecoderContext, key: Key[Array, ""] | None, site: int) -> Residual:
-        return y if key is None else dropout(y, self.config.dropout, key, site, context.rows)
-
-
-def output_scale(config: DecoderConfig) -> float:
-    """Initial scale of what is added to the residual stream: 1/√(2 layers) of the others' (GPT-2)."""
-    return config.initial_scale / math.sqrt(2 * config.layers)
+        attended = dropout(attended, self.config.dropout, key, ATTENTION_SITE, context.rows)
+        x = checkpoint_name(x + attended, "residual")
+        y = dropout(self.mlp(self.mlp_norm(x)), self.config.dropout, key, MLP_SITE, context.rows)
+        return x + y, remembered
 
 
 def rotary_angles(

@@ -70,11 +70,6 @@ class LanguageTask(WeightedCrossEntropy):
     remat: Remat = KEEP_ALL
 
     @property
-    def layer_count(self) -> int:
-        """Layers that a pipeline can distribute."""
-        return self.config.layers
-
-    @property
     def vocab(self) -> int:
         """Rows of the embedding."""
         return self.config.vocab
@@ -101,7 +96,7 @@ class LanguageTask(WeightedCrossEntropy):
 
     def embed(self, params: Params, batch: Batch, key: Key[Array, ""] | None) -> Float[Array, "rows seq embed"]:
         x = embed(params["embed"]["table"], batch["tokens"], self.compute_dtype)
-        return x if key is None else dropout(x, self.config.dropout, key, EMBED_SITE, batch["row"])
+        return dropout(x, self.config.dropout, key, EMBED_SITE, batch["row"])
 
     def layer(
         self, params: Params, carry: Float[Array, "rows seq embed"], context: DecoderContext, key: Key[Array, ""] | None

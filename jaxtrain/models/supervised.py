@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Int, Key
 
+from jaxtrain.config import DecoderConfig, VitConfig
 from jaxtrain.models.parameters import parameters_of, stack
 from jaxtrain.models.task import Batch, Denominators, Params, Staged, Sums, staged_losses
 
@@ -30,6 +31,13 @@ def init_parts(key: Key[Array, ""], embed: MakeModule, layer: MakeModule, layers
 
 class WeightedCrossEntropy:
     """The loss of a `Staged` task whose batches have `weights`, 0 where a target isn't counted: one term, a mean."""
+
+    config: DecoderConfig | VitConfig
+
+    @property
+    def layer_count(self) -> int:
+        """Layers that a pipeline can distribute."""
+        return self.config.layers
 
     def denominators(self, batch: Batch) -> Denominators:
         total = batch["weights"].sum()

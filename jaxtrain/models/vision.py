@@ -4,7 +4,6 @@ Pre-norm blocks as the decoder's, with attention among all patches and a plain M
 patches is classified, so that the sequence divides over `tensor` as the image's patches do.
 """
 
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, Key
 
 from jaxtrain.config import VitConfig
-from jaxtrain.models.layers import Residual, RMSNorm, with_axes
+from jaxtrain.models.layers import Residual, RMSNorm, output_scale, with_axes
 from jaxtrain.models.parameters import graph_of, normal, parameter
 from jaxtrain.models.remat import KEEP_ALL, Remat
 from jaxtrain.models.supervised import WeightedCrossEntropy, init_parts
@@ -108,12 +107,10 @@ class EncoderLayer(nnx.Module):
         self.mlp = MLP(config, rngs=rngs)
 
     def __call__(self, x: Residual, rows: Int[Array, " rows"], key: Key[Array, ""] | None) -> Residual:
-        attended = self.attention(self.attention_norm(x))
-        x = checkpoint_name(x + self._drop(attended, rows, key, ATTENTION_SITE), "residual")
-        return x + self._drop(self.mlp(self.mlp_norm(x)), rows, key, MLP_SITE)
-
-    def _drop(self, y: Residual, rows: Int[Array, " rows"], key: Key[Array, ""] | None, site: int) -> Residual:
-        return y if key is None else dropout(y, self.config.dropout, key, site, rows)
+        rate = self.config.dropout
+        attended = dropout(self.attention(self.attention_norm(x)), rate, key, ATTENTION_SITE, rows)
+        x = checkpoint_name(x + attended, "residual")
+        return x + dropout(self.mlp(self.mlp_norm(x)), rate, key, MLP_SITE, rows)
 
 
 class _Head(nnx.Module):
@@ -133,11 +130,6 @@ class VisionTask(WeightedCrossEntropy):
     config: VitConfig
     compute_dtype: Any = jnp.float32
     remat: Remat = KEEP_ALL
-
-    @property
-    def layer_count(self) -> int:
-        """Layers that a pipeline can distribute."""
-        return self.config.layers
 
     def init(self, key: Key[Array, ""]) -> Any:
         config = self.config
@@ -167,7 +159,7 @@ class VisionTask(WeightedCrossEntropy):
         if key is not None:
             images = shift_images(images, self.config.shift, key, SHIFT_SITE, batch["row"])
         x = nnx.merge(self._embed_graph, nnx.State(params["embed"]))(images, self.compute_dtype)
-        return x if key is None else dropout(x, self.config.dropout, key, EMBED_SITE, batch["row"])
+        return dropout(x, self.config.dropout, key, EMBED_SITE, batch["row"])
 
     def layer(
         self, params: Params, carry: Residual, context: Int[Array, " rows"], key: Key[Array, ""] | None
@@ -219,11 +211,6 @@ class VisionTask(WeightedCrossEntropy):
         config = self.config
         small = {"layers": 2, "embed": 8 * config.heads, "mlp": 16 * config.heads}
         return replace(self, config=config.model_copy(update={**small, "image": min(config.image, 4 * config.patch)}))
-
-
-def output_scale(config: VitConfig) -> float:
-    """Initial scale of what is added to the residual stream: 1/√(2 layers) of the others' (GPT-2)."""
-    return config.initial_scale / math.sqrt(2 * config.layers)
 
 
 def cut_into_patches(images: Images, size: int) -> Float[Array, "rows patches pixels"]:

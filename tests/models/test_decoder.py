@@ -7,7 +7,8 @@ import pytest
 from flax import nnx
 
 from jaxtrain.config import DecoderConfig, RopeConfig, RopeScaling
-from jaxtrain.models.decoder import DecoderContext, RMSNorm, output_scale, rotary_angles, rotate
+from jaxtrain.models.decoder import DecoderContext, rotary_angles, rotate
+from jaxtrain.models.layers import RMSNorm, output_scale
 from jaxtrain.ops.attention import causal_attention
 
 LLAMA_31 = RopeScaling(factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_sequence=8192)
