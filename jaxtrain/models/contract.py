@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxtrain.errors import ConfigError
 from jaxtrain.models.parameters import CAST_ROLES, ParameterInfo, describe, is_parameter, named_leaves, path_name
-from jaxtrain.models.task import ArraySpec, Flops, Staged, Task
+from jaxtrain.models.task import ArraySpec, Flops, Staged, Task, abstract_batch
 
 METHODS = tuple(name for name, member in vars(Task).items() if inspect.isfunction(member) and not name.startswith("_"))
 ROWS = 8
@@ -103,8 +103,7 @@ def _batch(task: Any, what: str) -> dict[str, jax.ShapeDtypeStruct]:
             )
     if "row" in example:
         raise ConfigError(f"{where}: has an array named row, which the trainer adds itself; rename it")
-    batch = {name: jax.ShapeDtypeStruct(spec.shape, spec.dtype) for name, spec in example.items()}
-    return {**batch, "row": jax.ShapeDtypeStruct((ROWS,), jnp.int32)}
+    return abstract_batch(task, ROWS)
 
 
 def _refuse_other_parts(task: Staged, params: Any, batch: Any, key: Any, what: str) -> None:

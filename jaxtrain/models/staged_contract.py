@@ -13,7 +13,7 @@ import numpy as np
 from jaxtrain.errors import ConfigError
 from jaxtrain.models.contract import computed_with
 from jaxtrain.models.parameters import path_name
-from jaxtrain.models.task import Staged, Task, staged_losses
+from jaxtrain.models.task import Staged, Task, abstract_batch, staged_losses
 
 PARTS = tuple(name for name in vars(Staged) if not name.startswith("_") and not hasattr(Task, name))
 _ROWS = 2
@@ -38,8 +38,7 @@ def refuse_what_has_no_stages(task: Task, stages: int, dtype: Any = jnp.float32)
     assert isinstance(task, Staged)
     key = jax.eval_shape(lambda: jax.random.key(0))
     params = computed_with(jax.eval_shape(task.init, key), dtype)
-    batch = {name: jax.ShapeDtypeStruct(spec.shape, spec.dtype) for name, spec in task.example_batch(_ROWS).items()}
-    batch["row"] = jax.ShapeDtypeStruct((_ROWS,), jnp.int32)
+    batch = abstract_batch(task, _ROWS)
     carry = jax.eval_shape(task.embed, params, batch, key)
     for path, leaf in jax.tree_util.tree_leaves_with_path(carry):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):

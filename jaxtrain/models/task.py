@@ -211,6 +211,12 @@ class Generative(Task, Protocol):
         ...
 
 
+def abstract_batch(task: Task, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """A batch of so many rows as the step hands it to a task: with `row`."""
+    arrays = {name: jax.ShapeDtypeStruct(spec.shape, spec.dtype) for name, spec in task.example_batch(rows).items()}
+    return {**arrays, "row": jax.ShapeDtypeStruct((rows,), jnp.int32)}
+
+
 def run_layers(
     task: Staged, params: Params, carry: Carry, context: Any, key: Key[Array, ""] | None
 ) -> tuple[Carry, Sums]:

@@ -5,11 +5,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import jaxprs_in_params
 
 from jaxtrain.models.parameters import unbox
-from jaxtrain.models.task import Staged
+from jaxtrain.models.task import Staged, abstract_batch
 
 
 class Costs(NamedTuple):
@@ -27,8 +26,7 @@ def costs_of(task: Staged) -> Costs:
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
     params = unbox(jax.eval_shape(task.init, key))
-    batch = {name: jax.ShapeDtypeStruct(spec.shape, spec.dtype) for name, spec in task.example_batch(1).items()}
-    batch["row"] = jax.ShapeDtypeStruct((1,), jnp.int32)
+    batch = abstract_batch(task, 1)
     carry = jax.eval_shape(task.embed, params, batch, None)
     layer = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params["layers"])
 
