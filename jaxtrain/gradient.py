@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Key
 
 from jaxtrain.models.parameters import CAST_ROLES, ParameterInfo
 from jaxtrain.models.task import Batch, Denominators, Params, Sums, Task
-from jaxtrain.sharding import Layout, use_layout
+from jaxtrain.sharding import Layout, axes_of, use_layout
 
 Gradient = Callable[[Params, Batch, Denominators, Key[Array, ""]], tuple[Params, Sums]]
 
@@ -34,7 +34,7 @@ def cast_for_compute(params: Params, infos: Any, dtype: jnp.dtype, layout: Layou
         sharding = layout.parameter(info.axes, info.shape, "parameter")
         return layout.constrain(leaf.astype(dtype), sharding)
 
-    return jax.tree.map(cast, infos, params, is_leaf=lambda x: isinstance(x, ParameterInfo))
+    return jax.tree.map(cast, infos, params)
 
 
 def total_loss(sums: Sums, denominators: Denominators) -> Float[Array, ""]:
@@ -88,7 +88,7 @@ def gathered_gradient(
     inside = layout.inside(*rows)
     one_pass = plain_gradient(task, lambda whole: whole)
     stored, scattered = (
-        _map_infos(lambda info, of=of: of(info.axes, info.shape, "parameter").spec, infos)  # type: ignore[misc]
+        jax.tree.map(lambda info, of=of: of(info.axes, info.shape, "parameter").spec, infos)
         for of in (layout.parameter, layout.gradient)
     )
 
@@ -176,12 +176,7 @@ def _select(specs: Any, axes: Collection[str]) -> Any:
 
 
 def _among(entry: str | tuple[str, ...] | None, axes: Collection[str]) -> tuple[str, ...]:
-    names = (entry,) if isinstance(entry, str) else entry or ()
-    return tuple(name for name in names if name in axes)
-
-
-def _map_infos(function: Callable[[ParameterInfo], Any], infos: Any) -> Any:
-    return jax.tree.map(function, infos, is_leaf=lambda node: isinstance(node, ParameterInfo))
+    return tuple(name for name in axes_of(entry) if name in axes)
 
 
 def split_rows(array: Array, layout: Layout, passes: int) -> Array:

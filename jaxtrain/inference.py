@@ -31,9 +31,7 @@ def inference_program(config: Config, devices: Sequence[jax.Device], rows: int) 
         ConfigError: the model doesn't divide over the mesh.
     """
     sizes = resolve_mesh(config.mesh, len(devices), config.origins)
-    shards = 1
-    for axis in (PIPELINE, *BATCH_AXES):
-        shards *= sizes[axis]
+    shards = math.prod(sizes[axis] for axis in (PIPELINE, *BATCH_AXES))
     evaluation = config.eval.model_copy(update={"batch": None})
     update = {"global_batch": -(-rows // shards) * shards, "batch_ramp": (), "microbatch": None, "eval": evaluation}
     return build(config.model_copy(update=update), devices)

@@ -12,8 +12,6 @@ from jaxtrain.models.parameters import ParameterInfo, named_leaves
 
 KINDS = ("gradient_norm", "parameter_norm", "update_norm")
 """Of the gradient before clipping, of the parameter before the update, and of what the update added to it."""
-STACKED = "layers"
-"""A parameter whose first logical axis is this one has a norm for each layer."""
 
 
 def measure_norms(infos: Any, gradients: Any, before: Any, after: Any) -> Float[Array, "kinds rows"]:
@@ -43,7 +41,7 @@ def _norms_of_leaf(leaf: Float[Array, "..."] | None, info: ParameterInfo) -> Flo
     if leaf is None:
         return jnp.zeros(_row_count(info), jnp.float32)
     # Summed over axes as they are: reshaped first, a split dimension would be gathered.
-    stacked = int(_is_stacked(info))
+    stacked = int(info.is_stacked)
     sums = jnp.sum(jnp.square(leaf), axis=range(stacked, leaf.ndim))
     return jnp.sqrt(jnp.atleast_1d(sums))
 
@@ -54,13 +52,9 @@ def _named_rows(infos: Any, row: Float[np.ndarray, " rows"]) -> Iterator[tuple[s
         count = _row_count(info)
         # As decimals of float32: half as many digits, and the same number.
         values = [float(str(norm)) for norm in row[first : first + count]]
-        yield name, values if _is_stacked(info) else values[0]
+        yield name, values if info.is_stacked else values[0]
         first += count
 
 
 def _row_count(info: ParameterInfo) -> int:
-    return info.shape[0] if _is_stacked(info) else 1
-
-
-def _is_stacked(info: ParameterInfo) -> bool:
-    return info.axes[:1] == (STACKED,)
+    return info.shape[0] if info.is_stacked else 1

@@ -4,6 +4,7 @@
 abstract evaluation, by `describe`; the running program then works on plain nested dictionaries of arrays.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -34,6 +35,11 @@ class ParameterInfo:
     axes: tuple[str | None, ...]
     role: Role
     frozen: bool = False
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether the first dimension counts layers."""
+        return self.axes[:1] == ("layers",)
 
 
 def normal(scale: float) -> Initializer:
@@ -130,10 +136,4 @@ def named_leaves(tree: Any) -> Mapping[str, Any]:
 
 def count_parameters(infos: Any) -> int:
     """The number of scalars in a tree of `ParameterInfo`."""
-    total = 0
-    for info in jax.tree.leaves(infos):
-        size = 1
-        for dimension in info.shape:
-            size *= dimension
-        total += size
-    return total
+    return sum(math.prod(info.shape) for info in jax.tree.leaves(infos))

@@ -24,7 +24,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from jaxtrain.sharding import Layout, current_layout
+from jaxtrain.sharding import Layout, axes_of, current_layout, padded
 
 MAXIMUM_PARTS = 4
 SMALLEST_PART = 2048
@@ -88,7 +88,7 @@ class _Border:
         spec = layout.activation(("batch", "residual_seq", "embed"), residual_shape, "residual").spec
         batch, tensor = layout.batch_axes, layout.split_axes("tensor")
         rows, length = residual_shape[0] // layout.size(*batch), residual_shape[1]
-        sequence = _names(spec[1])
+        sequence = axes_of(spec[1])
         parts = math.gcd(rows, MAXIMUM_PARTS) if tensor else 1
         pieces = math.gcd(length // layout.size(*sequence), MAXIMUM_PARTS) if sequence else 1
         by_sequence = parts == 1 < pieces
@@ -125,10 +125,10 @@ class _Border:
         return PartitionSpec(self.batch or None, self.sequence or None)
 
     def weight(self, weight: Array, axes: Axes) -> PartitionSpec:
-        return _padded(self.layout.parameter(axes, weight.shape, f"weight {axes}").spec, weight.ndim)
+        return padded(self.layout.parameter(axes, weight.shape, f"weight {axes}").spec, weight.ndim)
 
     def weight_gradient(self, weight: Array, axes: Axes) -> PartitionSpec:
-        return _padded(self.layout.gradient(axes, weight.shape, f"weight {axes}").spec, weight.ndim)
+        return padded(self.layout.gradient(axes, weight.shape, f"weight {axes}").spec, weight.ndim)
 
     def whole_sequence(self, x: Array) -> Array:
         return jax.lax.all_gather(x, self.sequence, axis=1, tiled=True) if self.sequence else x
@@ -260,13 +260,3 @@ def _times_transposed(gradient: Array, weight: Array, inputs: int) -> Array:
 def _outer(x: Array, gradient: Array) -> Array:
     """Σ over rows and sequence of x [rows, seq, …in] ⊗ gradient [rows, seq, …out]: [in…, out…]."""
     return jax.lax.dot_general(x, gradient, (((0, 1), (0, 1)), ((), ())))
-
-
-def _padded(spec: PartitionSpec, dimensions: int) -> PartitionSpec:
-    return PartitionSpec(*spec, *(None,) * (dimensions - len(spec)))
-
-
-def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    if entry is None:
-        return ()
-    return (entry,) if isinstance(entry, str) else tuple(entry)

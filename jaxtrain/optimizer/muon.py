@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from jaxtrain.config import MuonConfig
 from jaxtrain.models.parameters import ParameterInfo
 from jaxtrain.optimizer.matrices import MatrixView, each_layer, matrix_view
-from jaxtrain.sharding import current_layout
+from jaxtrain.sharding import axes_of, current_layout
 
 CONSISTENT_RMS = 0.2
 """An orthogonal update times 0.2 · √max(in, out) has the root mean square of a usual AdamW update, so that learning
@@ -90,7 +90,7 @@ def layer_places(view: MatrixView) -> list[NamedSharding]:
     if layout is None or not layout.splits:
         return []
     stored = layout.moment(view.axes, view.shape, "parameter")
-    places, spec = [stored], [_axes_of(entry) for entry in stored.spec]
+    places, spec = [stored], [axes_of(entry) for entry in stored.spec]
     for axis in [axis for entry in spec[view.stacked :] for axis in reversed(entry)] if view.stacked else []:
         if view.shape[0] % layout.size(*spec[0], axis) == 0:
             spec = [tuple(other for other in entry if other != axis) for entry in spec]
@@ -103,7 +103,3 @@ def _move(x: Array, places: Sequence[NamedSharding]) -> Array:
     for place in places:
         x = jax.lax.with_sharding_constraint(x, place)
     return x
-
-
-def _axes_of(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    return () if entry is None else (entry,) if isinstance(entry, str) else entry

@@ -20,7 +20,7 @@ from jaxtyping import Array
 from jaxtrain.models.parameters import ParameterInfo
 from jaxtrain.models.task import Params
 from jaxtrain.optimizer import trainable
-from jaxtrain.sharding import PIPELINE, Layout
+from jaxtrain.sharding import PIPELINE, Layout, axes_of, padded
 
 PADDING = -1
 
@@ -130,8 +130,7 @@ class StageWeights:
     def _specs(self, layout: Layout, gradients: bool = False) -> Any:
         def one(info: ParameterInfo) -> PartitionSpec:
             of = layout.gradient if gradients else layout.parameter
-            spec = of(info.axes, info.shape, "parameter").spec
-            return PartitionSpec(*spec, *(None,) * (len(info.shape) - len(spec)))
+            return padded(of(info.axes, info.shape, "parameter").spec, len(info.shape))
 
         return jax.tree.map(one, self.infos)
 
@@ -210,7 +209,4 @@ def _is_layer(path: Sequence[Any]) -> bool:
 
 def _dimension_over(axis: str, spec: PartitionSpec) -> int | None:
     """The dimension that a mesh axis divides."""
-    for dimension, entry in enumerate(spec):
-        if entry == axis or (isinstance(entry, tuple) and axis in entry):
-            return dimension
-    return None
+    return next((dimension for dimension, entry in enumerate(spec) if axis in axes_of(entry)), None)

@@ -112,7 +112,7 @@ def _of_a_stage(program: Program) -> tuple[int, int]:
         whole = count_parameters(infos)
         if stages is None:
             return whole
-        layers = count_parameters([info for info in infos if info.axes[:1] == ("layers",)])
+        layers = count_parameters([info for info in infos if info.is_stacked])
         most, all_layers = max(sum(chunks) for chunks in stages.split), int((stages.layers >= 0).sum())
         return whole - layers + layers * most // all_layers
 

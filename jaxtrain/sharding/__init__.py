@@ -3,4 +3,4 @@
 from jaxtrain.config import BATCH_AXES
 from jaxtrain.sharding.layout import Layout, constrain, current_layout, use_layout
 from jaxtrain.sharding.mesh import MESH_AXES, PIPELINE, make_mesh
-from jaxtrain.sharding.rules import ACTIVATION_RULES, PARAMETER_RULES, ShardingError, partition_spec
+from jaxtrain.sharding.rules import ACTIVATION_RULES, PARAMETER_RULES, ShardingError, axes_of, padded, partition_spec

@@ -5,6 +5,7 @@ called by hand, in a notebook) nothing is constrained.
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -80,10 +81,7 @@ class Layout:
 
     def size(self, *mesh_axes: str) -> int:
         """How many parts the given mesh axes make."""
-        product = 1
-        for axis in mesh_axes:
-            product *= self.sizes[axis]
-        return product
+        return math.prod(self.sizes[axis] for axis in mesh_axes)
 
     def split_axes(self, *mesh_axes: str) -> tuple[str, ...]:
         """Those of `mesh_axes` that really split something."""

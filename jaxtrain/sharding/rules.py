@@ -101,6 +101,16 @@ def partition_spec(
     return PartitionSpec(*entries)
 
 
+def axes_of(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """The mesh axes in an entry of a `PartitionSpec`, outermost first."""
+    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+def padded(spec: PartitionSpec, dimensions: int) -> PartitionSpec:
+    """The same with an entry for each of so many dimensions."""
+    return PartitionSpec(*spec, *(None,) * (dimensions - len(spec)))
+
+
 def _lookup(rules: Rules, name: str | None, what: str) -> tuple[str, ...]:
     if name is None:
         return ()

@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from rich.table import Table
 
 from jaxtrain.sharding.mesh import MESH_AXES
-from jaxtrain.sharding.rules import ShardingError
+from jaxtrain.sharding.rules import ShardingError, axes_of
 
 REPLICATED_SHARE_LIMIT = 0.02
 """More than this share of parameter bytes unsharded on a mesh that shards parameters is an error."""
@@ -50,7 +50,7 @@ def render_table(rows: list[TableRow]) -> Table:
         table.add_column(column, no_wrap=True)
     table.add_column("MiB per device", justify="right")
     for row in rows:
-        spec = ", ".join("·" if entry is None else _entry_text(entry) for entry in row.sharding.spec) or "·"
+        spec = ", ".join("×".join(axes_of(entry)) or "·" for entry in row.sharding.spec) or "·"
         shape = "×".join(map(str, row.shape))
         name = f"{row.name} (frozen)" if row.frozen else row.name
         table.add_row(name, shape, spec, f"{row.bytes_per_device / 2**20:,.2f}")
@@ -79,7 +79,3 @@ def refuse_silent_replication(rows: list[TableRow], axis_sizes: Mapping[str, int
         f"{share:.1%} of the parameter bytes are whole on every device although {axes}: {names}; "
         f"give these dimensions a logical axis that the mesh splits, or set sharding.allow_replicated: true"
     )
-
-
-def _entry_text(entry: str | tuple[str, ...]) -> str:
-    return entry if isinstance(entry, str) else "×".join(entry)

@@ -15,7 +15,6 @@ from jaxtrain.models.contract import refuse_what_is_no_task
 from jaxtrain.models.families import make_task
 from jaxtrain.models.parameters import named_leaves
 from jaxtrain.models.task import Staged, Task
-from jaxtrain.norms import STACKED
 from jaxtrain.pipeline.build import make_stages
 from jaxtrain.placement import Placement
 from jaxtrain.program import Program, build
@@ -53,8 +52,7 @@ def verify(config: Config, devices: Sequence[jax.Device], progress: Callable[[st
     reference, training = _Training("one device", here, progress), _Training("the mesh", there, progress)
     one_device, mesh = reference.train(cast.batches), training.train(cast.batches)
     handed_over = training.last_step_from(reference.before_last, cast.batches[-1])
-    infos = named_leaves(there.infos)
-    stacked = {name for name, info in infos.items() if info.axes[:1] == (STACKED,)}
+    stacked = {name for name, info in named_leaves(there.infos).items() if info.is_stacked}
     tolerance = TOLERANCE if there.stages is None else TOLERANCE_OF_PIPELINE
     return Certificate(
         mesh={axis: size for axis, size in there.mesh.shape.items() if size > 1},
