@@ -205,23 +205,23 @@ def all_agree(mine: bool) -> bool:
     return bool(np.all(_gather(mine)))
 
 
-def same_everywhere(mine: int) -> bool:
-    """Whether every process has the same number."""
-    return len(set(_gather(np.int64(mine % 2**31)).tolist())) == 1
+def same_everywhere(mine: object) -> bool:
+    """Whether every process has the same, as its `repr` tells."""
+    return not differing([mine])
 
 
-def differing(mine: Sequence[int]) -> list[int]:
-    """The places where the processes have different numbers in lists of the same length."""
-    gathered = _gather(np.array(mine, np.int64) % 2**31)
+def differing(mine: Sequence[object]) -> list[int]:
+    """The places where the processes have different things, as their `repr` tells, in lists of the same length."""
+    gathered = _gather([_number_of(repr(each)) for each in mine])
     return np.flatnonzero((gathered != gathered[:1]).any(axis=0)).tolist() if jax.process_count() > 1 else []
 
 
 def hosts() -> int:
     """How many machines the processes run on."""
-    return len(set(_gather(number_of(socket.gethostname())).tolist()))
+    return len(set(_gather(_number_of(socket.gethostname())).tolist()))
 
 
-def number_of(text: str) -> int:
+def _number_of(text: str) -> int:
     """A number for a text, small enough to be compared between processes."""
     return zlib.crc32(text.encode()) % 2**31
 

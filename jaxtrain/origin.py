@@ -36,7 +36,7 @@ def find_origin(config: Config, program: Program) -> Saved | None:
 
 def agree_on_origin(config: Config, saved: Saved | None) -> None:
     """Raises a ConfigError where the processes found different checkpoints."""
-    if not distributed.same_everywhere(-1 if saved is None else saved.meta.step):
+    if not distributed.same_everywhere(saved and saved.meta.step):
         raise ConfigError(
             f"init_from={config.init_from}: the processes found different steps there; name one, as in RUN@STEP, "
             f"in a directory that all of them share"

@@ -1,6 +1,5 @@
 """That all processes, and the checkpoint that they go on from, are of one run: the same config, data, checkpoints."""
 
-import zlib
 from typing import Any
 
 from jaxtrain import distributed
@@ -14,8 +13,7 @@ from jaxtrain.training_data import TrainingData, agree_on_data
 def refuse_other_configs(config: Config) -> None:
     """Raises where the processes of this run were not started with the same config."""
     values = _compared_values(config)
-    differing = distributed.differing([zlib.crc32(repr(value).encode()) for value in values.values()])
-    if differing:
+    if differing := distributed.differing(list(values.values())):
         names = list(values)
         here = ", ".join(f"{names[index]}={values[names[index]]}" for index in differing)
         raise ConfigError(f"the processes were started with different configs (here: {here}); give all the same")
@@ -34,7 +32,7 @@ def _compared_values(config: Config) -> dict[str, Any]:
 
 def refuse_other_checkpoints(checkpointer: Checkpointer, newest: Meta | None) -> None:
     """Raises where the processes don't see the same newest checkpoint."""
-    if not distributed.same_everywhere(-1 if newest is None else newest.step):
+    if not distributed.same_everywhere(newest and newest.step):
         raise CheckpointError(
             f"{checkpointer.directory}: the processes see different checkpoints there; "
             f"checkpoint.dir must be one directory that all of them share"

@@ -1,6 +1,5 @@
 """A run that another command looks at or starts from: `RUN[@STEP]`, and the checkpoint that this means."""
 
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -116,7 +115,7 @@ def agree_on_request(run: str, checkpoints: Sequence[Saved], config: Config, opt
     flat_config = flat(config.to_dict())
     values = {name: value for name, value in flat_config.items() if not name.startswith(distributed.OF_ONE_PROCESS)}
     others = sorted((name, value) for name, value in options.items() if name not in ("run", "overrides"))
-    differing = distributed.differing([zlib.crc32(repr(what).encode()) for what in (steps, values, others)])
+    differing = distributed.differing([steps, values, others])
     if not differing:
         return
     if 0 in differing:

@@ -1,7 +1,6 @@
 """The data of a run, of whatever kind: which rows there are, in which order, and the held-out ones."""
 
 import re
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -120,10 +119,10 @@ def _open_own(data: OwnDataConfig, config: Config) -> Tables:
 
 def agree_on_data(data: TrainingData) -> None:
     """Raises a ConfigError where the processes see different data."""
-    if not distributed.same_everywhere(int(data.hash[:12], 16)):
+    if not distributed.same_everywhere(data.hash):
         raise ConfigError(f"{data.where}: the processes see different data sets; give all of them the same files")
     sets = {name: given.hash for name, given in data.eval_sets.items()}
-    if not distributed.same_everywhere(zlib.crc32(repr(sets).encode())):
+    if not distributed.same_everywhere(sets):
         raise ConfigError(f"eval.sets: the processes see different data sets (here: {', '.join(sets) or 'none'})")
 
 

@@ -11,7 +11,6 @@ import logging
 import os
 import tempfile
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import ceil
@@ -302,7 +301,7 @@ class Checkpointer:
     def _agreed_listing(self) -> Listing:
         """What the directory holds, the same for every process, without what interrupted saves left."""
         listing = list_checkpoints(self.directory)
-        if not distributed.same_everywhere(zlib.crc32(repr(listing.steps).encode())):
+        if not distributed.same_everywhere(listing.steps):
             raise CheckpointError(
                 f"{self.directory}: the processes see different checkpoints there (this one: {listing.steps}); "
                 f"checkpoint.dir must be the same shared directory for all"

@@ -11,7 +11,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from jaxtrain.config import CheckpointConfig
@@ -177,7 +177,7 @@ class Pace:
         if not self._costs:
             return
         # The first save of a process is slower than the rest.
-        middle = Cost(*(statistics.median(column) for column in zip(*map(_pair, self._costs), strict=True)))
+        middle = Cost(*(statistics.median(column) for column in zip(*map(astuple, self._costs), strict=True)))
         rate, source = self._failures_per_second()
         choice = Choice(best_interval(middle, 1 / rate), middle, rate * _DAY, source)
         self._apply(choice.seconds)
@@ -197,10 +197,6 @@ class Pace:
         # The mean of the posterior, with a prior that weighs as much as one failure.
         rate = (1 + self._seen.count) / (1 / prior + seconds)
         return rate, f"{self._seen.count} seen in {_duration(seconds)}, and what is usual for {self._hosts} hosts"
-
-
-def _pair(cost: Cost) -> tuple[float, float]:
-    return cost.stall, cost.write
 
 
 def _duration(seconds: float) -> str:

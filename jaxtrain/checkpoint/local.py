@@ -129,7 +129,7 @@ class LocalTier:
             Unreadable: on every process, where one of them has no whole part of it.
         """
         meta, state = read_by_all(lambda: self._read(found, abstract_state))
-        if not distributed.same_everywhere(hash_of(meta)):
+        if not distributed.same_everywhere((meta.step, meta.position, sorted(meta.checksums.items()))):
             raise Unreadable("the processes have parts of different saves")
         return state, meta
 
@@ -215,8 +215,3 @@ def keeper(process: int, disks: list[str]) -> int | None:
     following = [other for other in others if other > process] or others
     same_disk = [other for other in others if disks[other] == disks[following[0]]]
     return same_disk[place % len(same_disk)]
-
-
-def hash_of(meta: Meta) -> int:
-    """Of what a save is, equal for all parts of it."""
-    return distributed.number_of(f"{meta.step} {meta.position} {sorted(meta.checksums.items())}")
