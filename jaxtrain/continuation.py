@@ -15,10 +15,10 @@ import numpy as np
 from jaxtrain.checkpoint import Meta, list_checkpoints
 from jaxtrain.config import Config, Difference, difference, format_differences
 from jaxtrain.errors import ConfigError
+from jaxtrain.files import replace_file
 from jaxtrain.optimizer import learning_rate, schedule_inputs
 from jaxtrain.run_directory import RunDirectory
 from jaxtrain.telemetry.events import read_events
-from jaxtrain.telemetry.jsonl import replace_file
 
 OWNER_FILE = "owner.json"
 """In a directory of checkpoints apart from its run: `{"run_dir": …}`."""

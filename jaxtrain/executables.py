@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import math
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,6 +15,8 @@ import jax
 import jaxlib
 from jax.experimental import serialize_executable
 from jax.stages import Compiled, Lowered
+
+from jaxtrain.files import replace_bytes
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
@@ -42,7 +43,8 @@ def load_or_compile(lowered: Lowered, devices: Sequence[jax.Device], folder: Pat
         with without_compile_cache():  # what was loaded from there can be run, but not be written again
             compiled = lowered.compile()
         payload, _, _ = serialize_executable.serialize(compiled)
-        _write(path, payload)
+        with contextlib.suppress(OSError):  # where it can't be kept, the next start compiles
+            replace_bytes(path, hashlib.sha256(payload).digest() + payload)
         return compiled
     return serialize_executable.deserialize_and_load(
         payload, lowered.in_tree, lowered.out_tree, execution_devices=devices
@@ -87,11 +89,3 @@ def _read(path: Path) -> bytes | None:
         return None
     digest, payload = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
     return payload if hashlib.sha256(payload).digest() == digest else None
-
-
-def _write(path: Path, payload: bytes) -> None:
-    """Whole or not at all, since another run may look for it just now. Where it can't be, the next start compiles."""
-    with contextlib.suppress(OSError), tempfile.TemporaryDirectory(dir=path.parent) as aside:
-        whole = Path(aside) / path.name
-        whole.write_bytes(hashlib.sha256(payload).digest() + payload)
-        whole.replace(path)

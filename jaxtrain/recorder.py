@@ -17,6 +17,7 @@ from jaxtrain.checkpoint import Choice
 from jaxtrain.config import Config, TokenRowsConfig, dump
 from jaxtrain.data.vocabulary import keep_vocabulary
 from jaxtrain.errors import EXIT_COMPLETE, EXIT_CRASHED, EXIT_INTERRUPTED, JaxtrainError, RunPaused, refusing_os_errors
+from jaxtrain.files import replace_file, replace_json
 from jaxtrain.models.parameters import count_parameters
 from jaxtrain.program import Program
 from jaxtrain.resilience.beat import ATTEMPT_VARIABLE
@@ -25,12 +26,12 @@ from jaxtrain.resilience.spikes import Spike
 from jaxtrain.run_directory import RunDirectory
 from jaxtrain.sharding.table import render_table
 from jaxtrain.telemetry.events import EventLog
-from jaxtrain.telemetry.jsonl import encode, lines_below, replace_file
+from jaxtrain.telemetry.jsonl import encode, lines_below
 from jaxtrain.telemetry.log import close_log, open_log
 from jaxtrain.telemetry.metrics import MetricsWriter
 from jaxtrain.telemetry.norms import NamedNorms, as_json, layer_by_layer, update_ratios
 from jaxtrain.telemetry.progress import TrainingProgress
-from jaxtrain.telemetry.run_info import run_info, write_json_atomically
+from jaxtrain.telemetry.run_info import run_info
 from jaxtrain.token_data import directories
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ class Recorder:
         info = run_info(seed=self._config.seed, data_manifest_hash=data_hash, devices=description)
         apart = self._config.checkpoint.dir
         info |= {"checkpoint_dir": None if apart is None else str(apart.absolute()), "init_from": origin}
-        write_json_atomically(self._directory.info, info)
+        replace_json(self._directory.info, info)
         self._print_start(program, info)
 
     def _print_start(self, program: Program, info: dict[str, Any]) -> None:

@@ -1,7 +1,6 @@
 """`python -m jaxtrain.report RUN [--output FILE.png]`: what happened in a run, as a table and pictures."""
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Sequence
@@ -14,9 +13,9 @@ from rich.table import Table
 
 from jaxtrain.command import Parser, exit_code, leave
 from jaxtrain.errors import refusing_os_errors
+from jaxtrain.files import replace_json
 from jaxtrain.output import outlive_the_terminal
 from jaxtrain.telemetry.goodput import account
-from jaxtrain.telemetry.jsonl import replace_file
 from jaxtrain.telemetry.pictures import draw_losses, draw_norms, evaluation_title, loss_text
 from jaxtrain.telemetry.returns import read_returns
 from jaxtrain.telemetry.run_files import Run, read_run
@@ -88,7 +87,7 @@ def _show_time(run: Run, output: Path | None, console: Console) -> list[Path]:
         return []  # such as /dev/stdout, which has no place beside it
     beside = run.path / "goodput.json" if output is None else output.with_name(f"{output.stem}-goodput.json")
     with refusing_os_errors(f"{beside}", "name another place with --output"):
-        replace_file(beside, json.dumps(as_json(found, returns), indent=2) + "\n")
+        replace_json(beside, as_json(found, returns))
     picture = beside.with_suffix(".png" if output is None else output.suffix)
     draw_time(found, run.path.resolve().name, picture)
     return [picture]

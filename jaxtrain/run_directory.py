@@ -13,7 +13,7 @@ from ruamel.yaml.error import YAMLError
 
 from jaxtrain.config import Config, dump
 from jaxtrain.errors import ConfigError
-from jaxtrain.telemetry.jsonl import replace_file
+from jaxtrain.files import replace_file
 
 _log = logging.getLogger(__name__)
 

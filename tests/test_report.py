@@ -12,12 +12,12 @@ from matplotlib.image import imread
 
 from jaxtrain import report
 from jaxtrain.errors import EXIT_BAD_INPUT, EXIT_COMPLETE, EXIT_INTERRUPTED, ConfigError
+from jaxtrain.files import replace_json
 from jaxtrain.telemetry.events import EventLog
 from jaxtrain.telemetry.metrics import MetricsWriter
 from jaxtrain.telemetry.norms import as_json
 from jaxtrain.telemetry.pictures import evaluation_title, running_median
 from jaxtrain.telemetry.run_files import read_run
-from jaxtrain.telemetry.run_info import write_json_atomically
 from jaxtrain.telemetry.timeline import Timeline
 
 
@@ -27,7 +27,7 @@ def run_dir(tmp_path):
     path = tmp_path / "my-run"
     path.mkdir()
     (path / "config.yml").write_text("steps: 12\n")
-    write_json_atomically(path / "run.json", {"git": {"commit": "0123456789abcdef", "dirty": True}})
+    replace_json(path / "run.json", {"git": {"commit": "0123456789abcdef", "dirty": True}})
     with MetricsWriter(path / "metrics.jsonl", 0) as metrics:
         for step in range(1, 11):
             write_step(metrics, step)

@@ -15,8 +15,8 @@ from multiprocessing.connection import Client, Connection, Listener, answer_chal
 from pathlib import Path
 from typing import IO
 
-from jaxtrain.checkpoint.shards import replacing
 from jaxtrain.errors import first_line
+from jaxtrain.files import replacing
 
 Address = tuple[str, int]
 

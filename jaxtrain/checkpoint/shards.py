@@ -4,11 +4,8 @@ The file is an uncompressed `.npz`, whose members carry their own CRC-32: one th
 is read. Pieces are named by the leaf and the slice of it, so they fit the same mesh alone.
 """
 
-import contextlib
 import json
-import os
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,6 +15,7 @@ import numpy as np
 from jaxtrain.checkpoint.meta import Meta, Unreadable, parse_meta
 from jaxtrain.checkpoint.tree import from_plain, to_plain
 from jaxtrain.errors import first_line
+from jaxtrain.files import replacing
 from jaxtrain.models.parameters import named_leaves
 
 _META = "meta"
@@ -94,19 +92,3 @@ def _name(leaf: str, index: Any, shape: tuple[int, ...]) -> str:
 def _storable(piece: np.ndarray) -> np.ndarray:
     """NumPy knows no bfloat16: its bits are stored."""
     return piece.view(f"u{piece.dtype.itemsize}") if piece.dtype.kind == "V" else piece
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes its name when the block has ended well, and is on the disk then."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

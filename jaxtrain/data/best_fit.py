@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from jaxtrain.data.lock import exclusive
 from jaxtrain.data.packing import Piece
-from jaxtrain.telemetry.jsonl import replace_bytes
+from jaxtrain.files import replace_bytes
 
 VERSION = 1
 """Of the algorithm: with another one the rows are others."""

@@ -1,6 +1,5 @@
 """Text to tokens and back, with the tokenizer of the data that a model was trained on."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from jaxtrain.data.manifest import TOKENIZER_FILE, has_manifest, parse_manifest
 from jaxtrain.data.prepare.tokenizer import END_OF_DOCUMENT, TOLD_IN, read_tokenizer, told_end
-from jaxtrain.telemetry.jsonl import replace_file
+from jaxtrain.files import replace_file, replace_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -74,4 +73,4 @@ def keep_vocabulary(data_set: Path, folder: Path) -> None:
     replace_file(folder / TOKENIZER_FILE, vocabulary.tokenizer.to_str())
     if vocabulary.end is not None:
         end = vocabulary.tokenizer.id_to_token(vocabulary.end)
-        replace_file(folder / TOLD_IN[0], json.dumps({"eos_token": end}, ensure_ascii=False, indent=2) + "\n")
+        replace_json(folder / TOLD_IN[0], {"eos_token": end})

@@ -9,8 +9,8 @@ from typing import Any
 
 from jaxtrain.checkpoint import list_checkpoints, step_path
 from jaxtrain.drilling.plan import Fault
+from jaxtrain.files import replace_file
 from jaxtrain.run_directory import RunDirectory
-from jaxtrain.telemetry.jsonl import replace_file
 
 Event = dict[str, Any]
 Seen = Callable[[Fault, Event], bool]

@@ -9,7 +9,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from jaxtrain.telemetry.jsonl import replace_file
+from jaxtrain.files import replace_file
 
 FOLDER_VARIABLE = "JAXTRAIN_BEATS"
 ATTEMPT_VARIABLE = "JAXTRAIN_ATTEMPT"

@@ -2,13 +2,12 @@
 
 import contextlib
 import json
-import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxtrain.telemetry.jsonl import replace_file
+from jaxtrain.files import replace_json
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Excluded:
 def exclude(path: Path, host: str, rank: int, device: str, reason: str, step: int) -> None:
     """Adds an entry; a crash at any moment leaves the old list or the new one. One process of a run does so."""
     entry = Excluded(host, rank, device, reason, step, round(time.time(), 3))
-    replace_file(path, json.dumps([*_listed(path), asdict(entry)], indent=2) + os.linesep)
+    replace_json(path, [*_listed(path), asdict(entry)])
 
 
 def read_excluded(path: Path) -> list[Excluded]:

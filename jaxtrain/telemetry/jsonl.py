@@ -3,7 +3,6 @@
 import json
 import logging
 import math
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -52,25 +51,6 @@ def lines_below(path: Path, key: str, bound: int) -> str:
     """
     numbered = [(record.get(key), line) for record, line in read_with_lines(path)]
     return "".join(line for number, line in numbered if isinstance(number, int) and number < bound)
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Writes a whole file so that a reader, or a crash at any moment, finds the old text or the new one."""
-    replace_bytes(path, text.encode())
-
-
-def replace_bytes(path: Path, content: bytes) -> None:
-    """`replace_file` of any content."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _decode(line: str) -> dict[str, Any] | None:

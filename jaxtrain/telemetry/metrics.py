@@ -4,6 +4,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from jaxtrain.files import replace_file
 from jaxtrain.telemetry import jsonl
 
 
@@ -50,4 +51,4 @@ def _drop_lines_after(path: Path, resume_step: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         return
-    jsonl.replace_file(path, jsonl.lines_below(path, "step", resume_step + 1 if resume_step else 0))
+    replace_file(path, jsonl.lines_below(path, "step", resume_step + 1 if resume_step else 0))

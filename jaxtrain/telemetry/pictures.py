@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from jaxtrain.errors import ConfigError
-from jaxtrain.telemetry.jsonl import replace_bytes
+from jaxtrain.files import replace_bytes
 from jaxtrain.telemetry.run_files import EVALUATION, Curve, Record, Run
 
 MEDIAN_POINTS = 400

@@ -1,7 +1,6 @@
 """`RUN/run.json`: all that one needs to know to repeat a run, beside its config."""
 
 import importlib.metadata
-import json
 import os
 import platform
 import shlex
@@ -11,8 +10,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-from jaxtrain.telemetry import jsonl
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 CODE = Path(__file__).resolve().parents[1]
@@ -71,15 +68,6 @@ def git_state(code: Path) -> dict[str, Any] | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return {"commit": commit, "dirty": dirty}
-
-
-def write_json_atomically(path: Path, value: Any) -> None:
-    """Writes a JSON file that is never half-written.
-
-    Raises:
-        ValueError: a number is NaN or infinite, which JSON has not.
-    """
-    jsonl.replace_file(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def _git(folder: Path, *arguments: str) -> str:

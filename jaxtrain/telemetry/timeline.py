@@ -22,6 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from jaxtrain.files import replace_file
 from jaxtrain.telemetry import jsonl
 
 RING = 256
@@ -102,7 +103,7 @@ class Timeline:
         with self._lock:
             lines = list(self._lines)
         try:
-            jsonl.replace_file(self._path, "".join(map(jsonl.encode, [self._head, *lines])))
+            replace_file(self._path, "".join(map(jsonl.encode, [self._head, *lines])))
         except OSError as error:
             _log.info("the timeline can't be written: %s", error)
 

@@ -36,7 +36,7 @@ from jaxtrain.data.prepare.tokenizer import (
 from jaxtrain.data.worker import Workers
 from jaxtrain.data.writer import SHARD_TOKENS, put_in_place, refuse_occupied, token_dtype, write_manifest
 from jaxtrain.errors import ConfigError, JaxtrainError, refusing_os_errors
-from jaxtrain.telemetry.jsonl import replace_file
+from jaxtrain.files import replace_file
 
 Report = Callable[[str, int, int], None]
 """Told of progress: what is being done, how much of it is done, and out of how much (0: nobody knows)."""

@@ -22,7 +22,7 @@ from jaxtrain.data.dataset import sha256_of
 from jaxtrain.data.prepare.documents import Piece, read_unit
 from jaxtrain.data.prepare.sources import Unit
 from jaxtrain.data.writer import save_array, sync
-from jaxtrain.telemetry.jsonl import replace_file
+from jaxtrain.files import replace_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

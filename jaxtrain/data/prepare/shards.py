@@ -16,7 +16,7 @@ import numpy.typing as npt
 from jaxtrain.data.manifest import FileRecord, ShardRecord, SplitRecord
 from jaxtrain.data.prepare.runs import SPLITS
 from jaxtrain.data.writer import ShardWriter, describe, save_array, shard_file
-from jaxtrain.telemetry.jsonl import replace_file
+from jaxtrain.files import replace_file
 
 _BUCKET_BITS = 16
 _SHIFT = 64 - _BUCKET_BITS
