@@ -34,12 +34,7 @@ class RunBatches(Iterator[SizedBatch]):
     """
 
     def __init__(
-        self,
-        plan: BatchPlan,
-        data: TrainingData,
-        places: Mapping[int, Placement],
-        position: int,
-        options: DataConfig,
+        self, plan: BatchPlan, data: TrainingData, places: Mapping[int, Placement], position: int, options: DataConfig
     ):
         self._plan = plan
         self._data = data

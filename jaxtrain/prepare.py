@@ -47,9 +47,7 @@ def _prepare(parsed: argparse.Namespace) -> None:
 
 def _parser() -> Parser:
     parser = Parser(
-        "python -m jaxtrain.prepare",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "python -m jaxtrain.prepare", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("sources", nargs="*", metavar="SOURCE", help="what to read")

@@ -15,13 +15,7 @@ from jax.stages import Wrapped
 from jaxtyping import Array, Key
 
 from jaxtrain.config import Config, PipelineConfig, check_layout, resolve_mesh
-from jaxtrain.gradient import (
-    Gradient,
-    accumulated_gradient,
-    cast_for_compute,
-    gathered_gradient,
-    plain_gradient,
-)
+from jaxtrain.gradient import Gradient, accumulated_gradient, cast_for_compute, gathered_gradient, plain_gradient
 from jaxtrain.models.families import make_task, remat_of
 from jaxtrain.models.parameters import ParameterInfo, describe, named_leaves, path_name, unbox
 from jaxtrain.models.remat import refuse_unknown_names

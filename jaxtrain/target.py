@@ -19,11 +19,7 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 
 def call_target(
-    section: str,
-    target: str,
-    keys: Mapping[str, Any],
-    offered: Mapping[str, Any],
-    origins: Mapping[str, str],
+    section: str, target: str, keys: Mapping[str, Any], offered: Mapping[str, Any], origins: Mapping[str, str]
 ) -> Any:
     """What the callable `target` returns for the keys of its section.
 

@@ -11,15 +11,7 @@ import numpy.typing as npt
 from jaxtrain import distributed
 from jaxtrain.config import Config, DigitsDataConfig, MixtureDataConfig, OwnDataConfig, TokenDataConfig, TokenRowsConfig
 from jaxtrain.config.data import SET_NAME, may_name_a_set
-from jaxtrain.data import (
-    FILLER,
-    MixtureTable,
-    Order,
-    RowOrder,
-    Table,
-    Tables,
-    load_digits,
-)
+from jaxtrain.data import FILLER, MixtureTable, Order, RowOrder, Table, Tables, load_digits
 from jaxtrain.data.arrays import rows_of
 from jaxtrain.errors import ConfigError
 from jaxtrain.target import call_target

@@ -149,8 +149,7 @@ class MuonConfig(_Optimizer):
     momentum: float = setting(0.95, "Decay of the matrices' momentum per step.", ge=0, lt=1)
     iterations: Count = setting(5, "Newton-Schulz iterations.", gt=0)
     update_scale: Literal["rms", "width"] = setting(
-        "rms",
-        "Size of a matrix's update: 0.2 sqrt(max(in, out)), as large as AdamW's, or sqrt(max(1, out / in)).",
+        "rms", "Size of a matrix's update: 0.2 sqrt(max(in, out)), as large as AdamW's, or sqrt(max(1, out / in))."
     )
     b1: float = setting(0.9, "AdamW's decay of the first moment per step.", ge=0, lt=1)
     b2: float = setting(0.95, "AdamW's decay of the second moment per step.", ge=0, lt=1)

@@ -26,14 +26,7 @@ from jaxtrain.config.base import (
 )
 from jaxtrain.config.batches import BatchPlan
 from jaxtrain.config.checkpoint import CheckpointConfig
-from jaxtrain.config.data import (
-    SET_NAME,
-    DataConfig,
-    OwnDataConfig,
-    TokenDataConfig,
-    TokenRowsConfig,
-    may_name_a_set,
-)
+from jaxtrain.config.data import SET_NAME, DataConfig, OwnDataConfig, TokenDataConfig, TokenRowsConfig, may_name_a_set
 from jaxtrain.config.model import DecoderConfig, ModelConfig, OwnModelConfig
 from jaxtrain.config.optimizer import AdamWConfig, EmaConfig, OptimizerConfig
 from jaxtrain.config.resilience import HealthConfig, SpikesConfig, WatchdogConfig

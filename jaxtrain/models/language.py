@@ -10,29 +10,12 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from jaxtrain.config import DecoderConfig
-from jaxtrain.models.decoder import (
-    EMBED_SITE,
-    DecoderContext,
-    DecoderLayer,
-    KeysValues,
-    LayerCache,
-    rotary_angles,
-)
+from jaxtrain.models.decoder import EMBED_SITE, DecoderContext, DecoderLayer, KeysValues, LayerCache, rotary_angles
 from jaxtrain.models.layers import RMSNorm
 from jaxtrain.models.parameters import graph_of, normal, parameter
 from jaxtrain.models.remat import KEEP_ALL, Remat
 from jaxtrain.models.supervised import WeightedCrossEntropy, init_parts
-from jaxtrain.models.task import (
-    AbstractBatch,
-    ArraySpec,
-    Batch,
-    Flops,
-    Mean,
-    Mergeable,
-    Params,
-    Sums,
-    run_layers,
-)
+from jaxtrain.models.task import AbstractBatch, ArraySpec, Batch, Flops, Mean, Mergeable, Params, Sums, run_layers
 from jaxtrain.ops.cross_entropy import CrossEntropySettings, cross_entropy
 from jaxtrain.ops.dropout import dropout
 from jaxtrain.ops.embedding import embed

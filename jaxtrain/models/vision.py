@@ -19,17 +19,7 @@ from jaxtrain.models.layers import Residual, RMSNorm, output_scale, with_axes
 from jaxtrain.models.parameters import graph_of, normal, parameter
 from jaxtrain.models.remat import KEEP_ALL, Remat
 from jaxtrain.models.supervised import WeightedCrossEntropy, init_parts
-from jaxtrain.models.task import (
-    AbstractBatch,
-    ArraySpec,
-    Batch,
-    Flops,
-    Mean,
-    Mergeable,
-    Params,
-    Sums,
-    run_layers,
-)
+from jaxtrain.models.task import AbstractBatch, ArraySpec, Batch, Flops, Mean, Mergeable, Params, Sums, run_layers
 from jaxtrain.ops.dropout import dropout
 from jaxtrain.ops.full_attention import full_attention
 from jaxtrain.ops.projection import enter, leave
@@ -146,10 +136,7 @@ class VisionTask(WeightedCrossEntropy):
         carry, _ = run_layers(self, params, self.embed(params, batch, None), self.context(batch), None)
         logits, weights = self._logits(params, carry), batch["weights"]
         right = jnp.sum(weights * (logits.argmax(-1) == batch["label"]))
-        return {
-            "loss": Mean(_cross_entropy(logits, batch), weights.sum()),
-            "accuracy": Mean(right, weights.sum()),
-        }
+        return {"loss": Mean(_cross_entropy(logits, batch), weights.sum()), "accuracy": Mean(right, weights.sum())}
 
     def context(self, batch: Batch) -> Int[Array, " rows"]:
         return batch["row"]

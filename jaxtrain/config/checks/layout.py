@@ -181,8 +181,7 @@ def _batches(config: Config, sizes: Mapping[str, int]) -> Iterator[Problem]:
         share = size // shards
         if size % shards:
             yield Problem(
-                (key, *axes),
-                f"{name}={size} doesn't divide over {over}; the nearest is {multiples(size, shards)}",
+                (key, *axes), f"{name}={size} doesn't divide over {over}; the nearest is {multiples(size, shards)}"
             )
         elif config.microbatch is not None and share % config.microbatch:
             yield Problem(

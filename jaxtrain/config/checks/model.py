@@ -3,11 +3,7 @@
 from collections.abc import Iterator
 
 from jaxtrain.config.checks.problems import Problem, divisors, multiples, valued
-from jaxtrain.config.data import (
-    DigitsDataConfig,
-    OwnDataConfig,
-    TokenRowsConfig,
-)
+from jaxtrain.config.data import DigitsDataConfig, OwnDataConfig, TokenRowsConfig
 from jaxtrain.config.model import DecoderConfig, VitConfig
 from jaxtrain.config.schema import Config
 
