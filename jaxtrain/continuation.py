@@ -122,7 +122,8 @@ def _refuse_lost_checkpoints(config: Config, directory: RunDirectory) -> None:
     """Without this, a run whose `checkpoint.dir` was changed would begin at step 0 and lose its metrics."""
     if not directory.holds_a_run():
         return
-    here, before = config.checkpoint_dir.resolve(), _of_run(directory.path, _recorded(directory))
+    here = config.checkpoint_dir.resolve()
+    before = _of_run(directory.path, directory.saved_info().get("checkpoint_dir"))
     found = list_checkpoints(here)
     newest = found.steps[0] if found.steps else 0
     elsewhere = list_checkpoints(before).steps if before != here else []
@@ -139,10 +140,6 @@ def _refuse_lost_checkpoints(config: Config, directory: RunDirectory) -> None:
             f"{here} holds no checkpoint, but this run has saved some, last at step {saves[-1]}"
             f"{f' in {before}' if before != here else ''}; put them back, or choose another run_dir to begin anew"
         )
-
-
-def _recorded(directory: RunDirectory) -> Any:
-    return directory.saved_info().get("checkpoint_dir")
 
 
 def _of_run(run_dir: Path, apart: Any) -> Path:

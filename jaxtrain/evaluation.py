@@ -3,6 +3,7 @@
 import contextlib
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -38,30 +39,22 @@ def refuse_unknown_metric(program: Program, sets: Collection[str]) -> None:
         )
 
 
+@dataclass(frozen=True)
 class Evaluator:
     """Evaluates parameters on all rows of a held-out source.
 
-    Args:
+    Attributes:
         eval_step: the compiled (params, batch) -> metrics.
         rows: rows per evaluation batch; the last is filled up with rows of weight 0.
         before_a_batch: called before each; what it raises ends the evaluation.
     """
 
-    def __init__(
-        self,
-        eval_step: Callable[..., Any],
-        placement: Placement,
-        source: Table,
-        rows: int,
-        prefetch: int,
-        before_a_batch: Callable[[], None] = lambda: None,
-    ):
-        self._eval_step = eval_step
-        self._placement = placement
-        self._source = source
-        self._rows = rows
-        self._prefetch = prefetch
-        self._before_a_batch = before_a_batch
+    eval_step: Callable[..., Any]
+    placement: Placement
+    source: Table
+    rows: int
+    prefetch: int
+    before_a_batch: Callable[[], None] = lambda: None
 
     def __call__(self, params: Any) -> dict[str, float]:
         """The final value of each metric."""
@@ -69,7 +62,7 @@ class Evaluator:
 
     def totals(self, params: Any) -> dict[str, Mergeable]:
         """Each metric over all rows; sums over batches are float64, on the host, one batch late."""
-        order = Order(rows=len(self._source), seed=0, shuffle=False, epochs=1)
+        order = Order(rows=len(self.source), seed=0, shuffle=False, epochs=1)
         results: deque[dict[str, Mergeable]] = deque()
         total: dict[str, Mergeable] | None = None
 
@@ -81,11 +74,11 @@ class Evaluator:
             wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), read)
             total = wide if total is None else jax.tree.map(np.add, total, wide)
 
-        batches = host_batches(self._source, order, self._rows, self._placement.rows, prefetch=self._prefetch)
+        batches = host_batches(self.source, order, self.rows, self.placement.rows, prefetch=self.prefetch)
         with contextlib.closing(batches):
             for host_batch in batches:
-                self._before_a_batch()
-                results.append(self._eval_step(params, self._placement(host_batch)))
+                self.before_a_batch()
+                results.append(self.eval_step(params, self.placement(host_batch)))
                 if len(results) > 1:
                     add_oldest()
         add_oldest()
@@ -93,16 +86,16 @@ class Evaluator:
         return total
 
 
+@dataclass(frozen=True)
 class Evaluations:
     """The held-out rows and named sets, one after the other: the metrics of a set are called NAME_METRIC."""
 
-    def __init__(self, held_out: Evaluator, sets: Mapping[str, Evaluator]):
-        self._held_out = held_out
-        self._sets = sets
+    held_out: Evaluator
+    sets: Mapping[str, Evaluator]
 
     def __call__(self, params: Any) -> dict[str, float]:
         """The final value of each metric of each."""
-        values = self._held_out(params)
-        for name, evaluate in self._sets.items():
+        values = self.held_out(params)
+        for name, evaluate in self.sets.items():
             values |= {f"{name}_{metric}": value for metric, value in evaluate(params).items()}
         return values

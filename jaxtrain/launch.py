@@ -12,7 +12,7 @@ from jaxtrain.errors import EXIT_COMPLETE, ConfigError
 from jaxtrain.launchers.devices import share_of_devices
 from jaxtrain.launchers.local import Local, Program
 from jaxtrain.launchers.lock import claim, wait_for_former_processes
-from jaxtrain.launchers.policy import Policy, Stop
+from jaxtrain.launchers.policy import Policy
 from jaxtrain.launchers.sizes import Size, in_words, workable_sizes
 from jaxtrain.launchers.slots import Slots
 from jaxtrain.launchers.supervisor import Limits, Supervisor
@@ -119,10 +119,6 @@ def launch(config: Config, arguments: Sequence[str], options: Options, module: s
             ).run()
         finally:
             view.close()
-    return _ended(end)
-
-
-def _ended(end: Stop) -> int:
     if end.reason:
         sys.stderr.write(f"error: {end.reason}\n")
     return end.code

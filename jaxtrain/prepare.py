@@ -49,7 +49,7 @@ def _parser() -> Parser:
     parser = Parser(
         "python -m jaxtrain.prepare", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add = parser.add_argument
+    add, cores = parser.add_argument, len(os.sched_getaffinity(0))
     add("sources", nargs="*", metavar="SOURCE", help="what to read")
     add("--output", type=Path, metavar="DIR", help="where the data set will be (data.dir of a config)")
     add("--tokenizer", type=Path, metavar="PATH", help="a tokenizer.json, or a Hugging Face folder that holds one")
@@ -59,7 +59,7 @@ def _parser() -> Parser:
     add("--text-key", default="text", metavar="KEY", help="of JSON Lines, or column of Parquet (default: %(default)s)")
     add("--skip-invalid", action="store_true", help="pass over documents that can't be read, and count them")
     add("--seed", type=int, default=0, metavar="N", help="of the order of the documents (default: %(default)s)")
-    add("--workers", type=int, default=_cores(), metavar="N", help="processes (default: one a core, %(default)s)")
+    add("--workers", type=int, default=cores, metavar="N", help="processes (default: one a core, %(default)s)")
     add("--shard-tokens", type=int, default=SHARD_TOKENS, metavar="N", help="in a file, about (default: %(default)s)")
     add("--verify", type=Path, metavar="DIR", help="instead: read every file of a data set and compare its checksum")
     return parser
@@ -97,10 +97,6 @@ def _summary(dataset: Dataset) -> str:
     if any(left_out.values()):
         lines.append(f"  left out: {left_out['empty']:,} empty and {left_out['invalid']:,} invalid documents")
     return "\n".join(lines)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 if __name__ == "__main__":

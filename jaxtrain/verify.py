@@ -81,7 +81,8 @@ def _verify(config: Config, file: str | None) -> None:
     sys.stdout.write(json.dumps(certificate.as_data()) + "\n" if file == ON_STDOUT else _text(certificate))
     sys.stdout.flush()
     if certificate.failed:
-        raise UnequalError(f"the mesh doesn't train as one device does: {_and(certificate.failed)}")
+        failed = ", ".join(check.what for check in certificate.failed)
+        raise UnequalError(f"the mesh doesn't train as one device does: {failed}")
 
 
 def _tell(text: str) -> None:
@@ -117,10 +118,6 @@ def _row(check: "Check") -> tuple[str, ...]:
     difference = f"{check.difference:.1e}" if check.difference else "0"
     allowed = f"{check.tolerance:.0e}" if check.tolerance else "0"
     return check.what, *numbers, difference, allowed, "passed" if check.passed else "FAILED", check.where
-
-
-def _and(checks: "Sequence[Check]") -> str:
-    return ", ".join(check.what for check in checks)
 
 
 if __name__ == "__main__":

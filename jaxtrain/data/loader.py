@@ -119,17 +119,15 @@ class _Failed:
     error: Exception
 
 
+@dataclass(frozen=True, eq=False)
 class _BatchSource:
     """The batches by number, as Grain's random-access source."""
 
-    def __init__(
-        self, table: Table, order: RowOrder, global_batch: int, places: npt.NDArray[np.int64], start: int
-    ) -> None:
-        self.table = table
-        self.order = order
-        self.global_batch = global_batch
-        self.places = places
-        self.start = start
+    table: Table
+    order: RowOrder
+    global_batch: int
+    places: npt.NDArray[np.int64]
+    start: int
 
     def __len__(self) -> int:
         end = sys.maxsize if self.order.total is None else self.order.total

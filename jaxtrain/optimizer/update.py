@@ -17,7 +17,7 @@ from jaxtrain.config import (
 )
 from jaxtrain.models.parameters import ParameterInfo, Role
 from jaxtrain.optimizer.adafactor import clip_by_rms, scale_by_factored_rms, scale_by_parameter_rms
-from jaxtrain.optimizer.frozen import complete, pick
+from jaxtrain.optimizer.frozen import complete, pick, trainable
 from jaxtrain.optimizer.muon import is_muons, scale_by_muon
 
 DECAYED_ROLES: frozenset[Role] = frozenset({"matrix", "embedding", "head", "router"})
@@ -33,7 +33,7 @@ def make_optimizer(config: OptimizerConfig, infos: Any) -> optax.GradientTransfo
     Decay is decoupled (arXiv 1711.05101): decay · weight is added to the direction, after Adam's or the momentum's.
     Clipping and the learning rate are the step's: it needs the norm and the rate for its metrics anyway.
     """
-    decayed = pick(jax.tree.map(lambda info: info.role in DECAYED_ROLES, infos), infos, _is_trained)
+    decayed = trainable(jax.tree.map(lambda info: info.role in DECAYED_ROLES, infos), infos)
     parts = [*_direction(config, infos), ("decay", optax.add_decayed_weights(config.weight_decay, decayed))]
     if config.factors != RoleFactors():
         parts.append(("factors", _scale_by_role(config, infos)))
@@ -89,7 +89,3 @@ def _scale_by_role(config: OptimizerConfig, infos: Any) -> optax.GradientTransfo
         return jax.tree.map(one, infos, updates), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
-
-
-def _is_trained(info: ParameterInfo) -> bool:
-    return not info.frozen

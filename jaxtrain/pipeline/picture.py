@@ -104,18 +104,13 @@ def _frame(axes: Axes, timeline: Timeline) -> None:
     patches = [
         Patch(facecolor=_colour(timeline, backward, chunk), label=_label(timeline, backward, chunk))
         for backward in sorted({span.backward for span in timeline.spans})
-        for chunk in _named_chunks(schedule.chunks)
+        for chunk in sorted({0, schedule.chunks - 1})  # the shades of those between lie between
     ]
     patches.append(Patch(facecolor="white", edgecolor="#8a8a8a", linewidth=0.6, label="idle"))
     axes.figure.legend(
         handles=patches, loc="outside lower right", ncols=len(patches), frameon=False, fontsize=9,
         handlelength=1.4, columnspacing=1.4,
     )  # fmt: skip
-
-
-def _named_chunks(chunks: int) -> list[int]:
-    """The shades of those between lie between."""
-    return sorted({0, chunks - 1})
 
 
 def _label(timeline: Timeline, backward: bool, chunk: int) -> str:

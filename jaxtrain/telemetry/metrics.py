@@ -1,7 +1,6 @@
 """`RUN/metrics.jsonl`: one value per step, whatever was killed and resumed in between."""
 
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from jaxtrain.files import replace_file
@@ -36,9 +35,7 @@ class MetricsWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

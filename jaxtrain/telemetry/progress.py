@@ -4,7 +4,6 @@ import sys
 from collections import deque
 from collections.abc import Mapping
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, Self, TextIO
 
 from rich.console import Console
@@ -45,9 +44,9 @@ class TrainingProgress:
         self._log_every = log_every
         self._step_seconds: deque[float] = deque(maxlen=WINDOW)
         self._step_tokens: deque[float] = deque(maxlen=WINDOW)
-        self._console = _console(stream, silent)
+        self._console = SteadyConsole(file=sys.stdout if stream is None else stream, quiet=silent)
         self._bar: Progress | None = None
-        if _is_live(self._console):
+        if self._console.is_terminal and not self._console.is_dumb_terminal and not silent:
             self._bar = Progress(
                 TextColumn("step"),
                 MofNCompleteColumn(),
@@ -70,16 +69,18 @@ class TrainingProgress:
 
     def message(self, text: str) -> None:
         """Prints a line of its own, above the bar if there is one."""
-        _print_line(self._console, text)
+        if self._bar is not None:
+            self._console.print(Text(text))
+        elif not self._console.quiet:
+            self._console.file.write(text + "\n")  # as it is: rich would break a line at 80 columns
+            self._console.file.flush()
 
     def __enter__(self) -> Self:
         if self._bar is not None:
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
@@ -99,19 +100,3 @@ class SteadyConsole(Console):
 
     def show_cursor(self, show: bool = True) -> bool:
         return super().show_cursor(True)
-
-
-def _console(stream: TextIO | None, silent: bool) -> Console:
-    return SteadyConsole(file=sys.stdout if stream is None else stream, quiet=silent)
-
-
-def _is_live(console: Console) -> bool:
-    return console.is_terminal and not console.is_dumb_terminal and not console.quiet
-
-
-def _print_line(console: Console, text: str) -> None:
-    if _is_live(console):
-        console.print(Text(text))
-    elif not console.quiet:
-        console.file.write(text + "\n")  # as it is: rich would break a line at 80 columns
-        console.file.flush()

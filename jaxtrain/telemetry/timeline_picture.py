@@ -97,7 +97,8 @@ def _most_different(ranks: Ranks) -> Ranks:
 
 
 def _draw_seconds(axes: Axes, steps: list[int], table: Heat, colours: str, longest: float, title: str) -> None:
-    mesh = axes.pcolormesh(*_edges(steps, len(table)), table, vmin=0, vmax=longest, cmap=colours)
+    edges = np.array([*steps, steps[-1] + 1], float) - 0.5, np.arange(len(table) + 1) - 0.5
+    mesh = axes.pcolormesh(*edges, table, vmin=0, vmax=longest, cmap=colours)
     axes.set_facecolor("#d9d9d9")
     axes.set_title(title, loc="left", fontsize=9)
     axes.figure.colorbar(mesh, ax=axes, label="seconds", pad=0.01)
@@ -126,10 +127,6 @@ def _draw_probes(axes: Axes, bars: Axes, steps: list[int], seconds: Heat) -> Non
     bars.xaxis.set_major_formatter(PercentFormatter(1.0))
     bars.tick_params(labelsize=8)
     bars.set_title("median", loc="left", fontsize=9)
-
-
-def _edges(steps: list[int], rows: int) -> tuple[np.ndarray, np.ndarray]:
-    return np.array([*steps, steps[-1] + 1], float) - 0.5, np.arange(rows + 1) - 0.5
 
 
 def _table(ranks: Ranks, steps: list[int], key: str) -> Heat:
