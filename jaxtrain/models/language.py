@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,9 @@ from jaxtyping import Array, Float, Int, Key
 from jaxtrain.config import DecoderConfig
 from jaxtrain.models.decoder import EMBED_SITE, DecoderContext, DecoderLayer, KeysValues, LayerCache, rotary_angles
 from jaxtrain.models.layers import RMSNorm
-from jaxtrain.models.parameters import graph_of, normal, parameter
+from jaxtrain.models.parameters import normal, parameter
 from jaxtrain.models.remat import KEEP_ALL, Remat
-from jaxtrain.models.supervised import WeightedCrossEntropy, init_parts
+from jaxtrain.models.supervised import Supervised
 from jaxtrain.models.task import AbstractBatch, ArraySpec, Batch, Flops, Mean, Mergeable, Params, Sums, run_layers
 from jaxtrain.ops.cross_entropy import CrossEntropySettings, cross_entropy
 from jaxtrain.ops.dropout import dropout
@@ -40,7 +40,7 @@ jax.tree_util.register_dataclass(DecoderContext, ["cosine", "sine", "segments", 
 
 
 @dataclass(frozen=True)
-class LanguageTask(WeightedCrossEntropy):
+class LanguageTask(Supervised):
     """Next-token prediction on packed rows of `sequence` tokens. A `Staged` task, and a `Generative` one.
 
     A batch holds tokens, targets, segments, positions (i32[rows, seq]; segment 0 is padding) and weights
@@ -51,21 +51,12 @@ class LanguageTask(WeightedCrossEntropy):
     sequence: int
     compute_dtype: Any = jnp.float32
     remat: Remat = KEEP_ALL
+    modules: ClassVar = {"embed": _Embedding, "layers": DecoderLayer, "head": _Head}
 
     @property
     def vocab(self) -> int:
         """Rows of the embedding."""
         return self.config.vocab
-
-    def init(self, key: Key[Array, ""]) -> Any:
-        config = self.config
-        return init_parts(
-            key,
-            lambda rngs: _Embedding(config, rngs=rngs),
-            lambda rngs: DecoderLayer(config, rngs=rngs),
-            config.layers,
-            lambda rngs: _Head(config, rngs=rngs),
-        )
 
     def metrics(self, params: Params, batch: Batch) -> dict[str, Mergeable]:
         """Plain cross-entropy per counted token, without smoothing, z-loss or dropout."""
@@ -84,7 +75,7 @@ class LanguageTask(WeightedCrossEntropy):
     def layer(
         self, params: Params, carry: Float[Array, "rows seq embed"], context: DecoderContext, key: Key[Array, ""] | None
     ) -> tuple[Float[Array, "rows seq embed"], Sums]:
-        return self._layer(params)(carry, context, key)[0], {}
+        return self.module("layers", params)(carry, context, key)[0], {}
 
     def head(self, params: Params, carry: Float[Array, "rows seq embed"], batch: Batch) -> Sums:
         return {"cross_entropy": self._cross_entropy(params, carry, batch, self._settings)}
@@ -98,7 +89,7 @@ class LanguageTask(WeightedCrossEntropy):
         context = self.context({**batch, "segments": inside.astype(jnp.int32)})
 
         def layer(x: Array, params: Params) -> tuple[Array, KeysValues]:
-            return self._layer(params)(x, context, None)
+            return self.module("layers", params)(x, context, None)
 
         x, remembered = jax.lax.scan(layer, self.embed(params, batch, None), params["layers"])
         free = slots - tokens.shape[1]
@@ -118,14 +109,11 @@ class LanguageTask(WeightedCrossEntropy):
 
         def layer(x: Array, of_layer: tuple[Params, KeysValues]) -> tuple[Array, KeysValues]:
             params, remembered = of_layer
-            return self._layer(params)(x, context, None, LayerCache(remembered, first, slot))
+            return self.module("layers", params)(x, context, None, LayerCache(remembered, first, slot))
 
         x, new = jax.lax.scan(layer, self.embed(params, batch, None), (params["layers"], cache))
         cache = jax.tree.map(lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, slot, axis=2), cache, new)
         return self._logits(params, x[:, 0]), _constrain_cache(cache)
-
-    def _layer(self, params: Params) -> DecoderLayer:
-        return nnx.merge(self._layer_graph, nnx.State(params))
 
     def _logits(self, params: Params, x: Float[Array, "rows embed"]) -> Float[Array, "rows vocab"]:
         x, projection = self._before_logits(params, x)
@@ -143,7 +131,7 @@ class LanguageTask(WeightedCrossEntropy):
         self, params: Params, x: Float[Array, "... embed"]
     ) -> tuple[Float[Array, "... embed"], Float[Array, "embed vocab"]]:
         """The two factors of the logits."""
-        head = nnx.merge(self._head_graph, nnx.State(params["head"]))
+        head = self.module("head", params["head"])
         projection = params["embed"]["table"].T if self.config.tied_embeddings else head.projection[...]
         return head.norm(x), projection
 
@@ -151,14 +139,6 @@ class LanguageTask(WeightedCrossEntropy):
     def _settings(self) -> CrossEntropySettings:
         loss = self.config.loss
         return CrossEntropySettings(loss.chunk, loss.z, loss.label_smoothing, self.config.logit_softcap)
-
-    @cached_property
-    def _layer_graph(self) -> nnx.GraphDef:
-        return graph_of(lambda: DecoderLayer(self.config, rngs=nnx.Rngs(params=0)))
-
-    @cached_property
-    def _head_graph(self) -> nnx.GraphDef:
-        return graph_of(lambda: _Head(self.config, rngs=nnx.Rngs(params=0)))
 
     def example_batch(self, rows: int) -> AbstractBatch:
         shape, axes = (rows, self.sequence), ("batch", "seq")

@@ -88,9 +88,9 @@ def _nested(state: Any) -> Any:
     return {name: _nested(value) for name, value in state.items()} if isinstance(state, nnx.State) else state
 
 
-def graph_of(make: Callable[[], nnx.Module]) -> nnx.GraphDef:
+def graph_of(make: Callable[..., nnx.Module], config: Any) -> nnx.GraphDef:
     """A module's structure without its parameters: `nnx.merge(graph, nnx.State(params))` is the module."""
-    return nnx.split(nnx.eval_shape(make), nnx.Param)[0]
+    return nnx.split(nnx.eval_shape(lambda: make(config, rngs=nnx.Rngs(params=0))), nnx.Param)[0]
 
 
 def is_parameter(node: Any) -> bool:

@@ -5,8 +5,7 @@ patches is classified, so that the sequence divides over `tensor` as the image's
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +15,9 @@ from jaxtyping import Array, Float, Int, Key
 
 from jaxtrain.config import VitConfig
 from jaxtrain.models.layers import Residual, RMSNorm, output_scale, with_axes
-from jaxtrain.models.parameters import graph_of, normal, parameter
+from jaxtrain.models.parameters import normal, parameter
 from jaxtrain.models.remat import KEEP_ALL, Remat
-from jaxtrain.models.supervised import WeightedCrossEntropy, init_parts
+from jaxtrain.models.supervised import Supervised
 from jaxtrain.models.task import AbstractBatch, ArraySpec, Batch, Flops, Mean, Mergeable, Params, Sums, run_layers
 from jaxtrain.ops.dropout import dropout
 from jaxtrain.ops.full_attention import full_attention
@@ -111,7 +110,7 @@ class _Head(nnx.Module):
 
 
 @dataclass(frozen=True)
-class VisionTask(WeightedCrossEntropy):
+class VisionTask(Supervised):
     """Which of `classes` an image shows. A `Staged` task.
 
     A batch holds image (f32[rows, image, image, channels]), label (i32[rows]) and weights (f32[rows]; 0: not counted).
@@ -120,16 +119,7 @@ class VisionTask(WeightedCrossEntropy):
     config: VitConfig
     compute_dtype: Any = jnp.float32
     remat: Remat = KEEP_ALL
-
-    def init(self, key: Key[Array, ""]) -> Any:
-        config = self.config
-        return init_parts(
-            key,
-            lambda rngs: PatchEmbedding(config, rngs=rngs),
-            lambda rngs: EncoderLayer(config, rngs=rngs),
-            config.layers,
-            lambda rngs: _Head(config, rngs=rngs),
-        )
+    modules: ClassVar = {"embed": PatchEmbedding, "layers": EncoderLayer, "head": _Head}
 
     def metrics(self, params: Params, batch: Batch) -> dict[str, Mergeable]:
         """Cross-entropy and the share of images that are classified right, per counted image."""
@@ -145,33 +135,21 @@ class VisionTask(WeightedCrossEntropy):
         images = batch["image"]
         if key is not None:
             images = shift_images(images, self.config.shift, key, SHIFT_SITE, batch["row"])
-        x = nnx.merge(self._embed_graph, nnx.State(params["embed"]))(images, self.compute_dtype)
+        x = self.module("embed", params["embed"])(images, self.compute_dtype)
         return dropout(x, self.config.dropout, key, EMBED_SITE, batch["row"])
 
     def layer(
         self, params: Params, carry: Residual, context: Int[Array, " rows"], key: Key[Array, ""] | None
     ) -> tuple[Residual, Sums]:
-        return nnx.merge(self._layer_graph, nnx.State(params))(carry, context, key), {}
+        return self.module("layers", params)(carry, context, key), {}
 
     def head(self, params: Params, carry: Residual, batch: Batch) -> Sums:
         return {"cross_entropy": _cross_entropy(self._logits(params, carry), batch)}
 
     def _logits(self, params: Params, x: Residual) -> Float[Array, "rows classes"]:
-        head = nnx.merge(self._head_graph, nnx.State(params["head"]))
+        head = self.module("head", params["head"])
         pooled = constrain(head.norm(x).astype(jnp.float32).mean(1), "batch", "embed")
         return pooled @ head.projection[...]
-
-    @cached_property
-    def _embed_graph(self) -> nnx.GraphDef:
-        return graph_of(lambda: PatchEmbedding(self.config, rngs=nnx.Rngs(params=0)))
-
-    @cached_property
-    def _layer_graph(self) -> nnx.GraphDef:
-        return graph_of(lambda: EncoderLayer(self.config, rngs=nnx.Rngs(params=0)))
-
-    @cached_property
-    def _head_graph(self) -> nnx.GraphDef:
-        return graph_of(lambda: _Head(self.config, rngs=nnx.Rngs(params=0)))
 
     def example_batch(self, rows: int) -> AbstractBatch:
         side, channels = self.config.image, self.config.channels
