@@ -91,14 +91,12 @@ class Task(Protocol):
 
     def init(self, key: Key[Array, ""]) -> Any:
         """Nested dictionaries of `nnx.Param` made by `models.parameters.parameter` (float32, logical axes, role)."""
-        ...
 
     def denominators(self, batch: Batch) -> Denominators:
         """For each term of the loss the number that its sum is divided by, from the whole global batch alone.
 
         Never 0: a batch without counted targets divides by 1.
         """
-        ...
 
     def losses(self, params: Params, batch: Batch, key: Key[Array, ""]) -> Sums:
         """Each term's sum over these rows; the loss is the sum over terms of losses / denominators.
@@ -106,27 +104,21 @@ class Task(Protocol):
         `params` are float32, or in the compute dtype where `gradient.cast_for_compute` casts by role. `key` is the
         step's; randomness must be a function of it and of `batch["row"]`.
         """
-        ...
 
     def metrics(self, params: Params, batch: Batch) -> dict[str, Mergeable]:
         """Evaluation metrics of these rows, without dropout; `loss` must be among them."""
-        ...
 
     def counted(self, batch: Batch) -> Int[Array, ""]:
         """What throughput counts: for language the tokens with weight > 0, for images the examples."""
-        ...
 
     def example_batch(self, rows: int) -> AbstractBatch:
         """The arrays of a batch of so many rows (without `row`)."""
-        ...
 
     def flops(self, rows: int) -> Flops:
         """Work of a batch of so many full rows."""
-        ...
 
     def shrunk(self) -> "Task":
         """The same structure with small sizes, for checks that train on one core in seconds."""
-        ...
 
 
 @runtime_checkable
@@ -142,33 +134,27 @@ class Staged(Task, Protocol):
     @abstractmethod
     def layer_count(self) -> int:
         """Layers that a pipeline can distribute."""
-        ...
 
     @property
     @abstractmethod
     def remat(self) -> Remat:
         """What of a layer the backward pass finds in memory."""
-        ...
 
     @abstractmethod
     def context(self, batch: Batch) -> Any:
         """What each layer looks up by micro-batch: positions, segments, row indices."""
-        ...
 
     @abstractmethod
     def embed(self, params: Params, batch: Batch, key: Key[Array, ""] | None) -> Carry:
         """The first carry from `params["embed"]`; key None: no dropout."""
-        ...
 
     @abstractmethod
     def layer(self, params: Params, carry: Carry, context: Any, key: Key[Array, ""] | None) -> tuple[Carry, Sums]:
         """One layer from one slice of `params["layers"]`; the sums are auxiliary loss terms over these rows."""
-        ...
 
     @abstractmethod
     def head(self, params: Params, carry: Carry, batch: Batch) -> Sums:
         """Sums over these rows from `params["head"]` (and `params["embed"]` where tied)."""
-        ...
 
 
 @runtime_checkable
@@ -183,20 +169,17 @@ class Generative(Task, Protocol):
     @abstractmethod
     def sequence(self) -> int:
         """The most tokens that a row had in training."""
-        ...
 
     @property
     @abstractmethod
     def vocab(self) -> int:
         """Tokens that there are logits for."""
-        ...
 
     @abstractmethod
     def prefill(
         self, params: Params, tokens: Int[Array, "rows prompt"], first: Int[Array, " rows"], slots: int
     ) -> tuple[Float[Array, "rows vocab"], Cache]:
         """Reads the prompts: the logits (float32) of what follows, and a cache with room for `slots` tokens a row."""
-        ...
 
     @abstractmethod
     def decode(
@@ -208,7 +191,6 @@ class Generative(Task, Protocol):
         cache: Cache,
     ) -> tuple[Float[Array, "rows vocab"], Cache]:
         """Reads one more token of each row, which stands at `slot`: the logits of what follows, and the new cache."""
-        ...
 
 
 def abstract_batch(task: Task, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
