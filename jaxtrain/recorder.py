@@ -80,6 +80,8 @@ class Recorder:
         self._norms: MetricsWriter | None = None
         self._tensorboard: TensorBoardWriter | None = None
         self._rows: Any = None
+        self._by_step = contextlib.ExitStack()
+        """What is opened after a step and closed before the run goes on from another one."""
         self._progress: TrainingProgress | None = None
         self._step = 0
         self._untold = _Untold()
@@ -98,7 +100,7 @@ class Recorder:
             if error is not None:
                 ending.enter_context(contextlib.suppress(OSError))
             ending.callback(close_log)
-            for closable in (self._claim, self._rows, self._events, self._metrics, self._norms, self._tensorboard):
+            for closable in (self._claim, self._events, self._by_step):
                 if closable is not None:
                     ending.callback(closable.close)
             if isinstance(error, RunPaused):
@@ -177,12 +179,7 @@ class Recorder:
 
     def started(self, step: int, position: int) -> None:
         """Opens metrics, rows and progress after the state's last step and data position."""
-        self._step = step
-        with self._writing():
-            if self._config.data.log_rows:
-                self._rows = self._open_rows(position)
-            if self._first:
-                self._open_metrics(step)
+        self._open_by_step(step, position)
         self._progress = TrainingProgress(self._total, step, self._config.log_every, silent=not self._first)
         self._progress.__enter__()
         if step:
@@ -229,15 +226,8 @@ class Recorder:
             position: data position that the run goes on from.
         """
         self._event("rewind", step=left, to=step, position=position, seconds=round(seconds, 3))
-        for closable in (self._rows, self._metrics, self._norms, self._tensorboard):
-            if closable is not None:
-                closable.close()
-        self._step, self._rows, self._metrics, self._norms, self._tensorboard = step, None, None, None, None
-        with self._writing():
-            if self._config.data.log_rows:
-                self._rows = self._open_rows(cut)
-            if self._first:
-                self._open_metrics(step)
+        self._by_step.close()
+        self._open_by_step(step, cut)
         self.message(f"went back from step {left} to {step}, and goes on at data position {position}")
 
     def skipped(self, step: int, position: int, message: str) -> None:
@@ -344,17 +334,27 @@ class Recorder:
         self.progress()
         self._event("stop", step=self._step, reason=reason, exit_code=code)
 
+    def _open_by_step(self, step: int, position: int) -> None:
+        """Goes on to write after `step` and data position `position`."""
+        self._step = step
+        with self._writing():
+            if self._config.data.log_rows:
+                self._rows = self._by_step.enter_context(self._open_rows(position))
+            if self._first:
+                self._open_metrics(step)
+
     def _open_metrics(self, step: int) -> None:
         """Opens what holds numbers by step, without those of steps after `step`: they will come again."""
         directory, wanted = self._directory, self._config.telemetry
-        self._metrics = MetricsWriter(directory.metrics, step)
+        self._metrics = self._by_step.enter_context(MetricsWriter(directory.metrics, step))
         if wanted.norms_every or directory.norms.exists():
-            self._norms = MetricsWriter(directory.norms, step)
+            self._norms = self._by_step.enter_context(MetricsWriter(directory.norms, step))
         if wanted.tensorboard or directory.tensorboard.exists():
             from jaxtrain.telemetry import tensorboard
 
             if wanted.tensorboard:
-                self._tensorboard = tensorboard.TensorBoardWriter(directory.tensorboard, step, dump(self._config))
+                writer = tensorboard.TensorBoardWriter(directory.tensorboard, step, dump(self._config))
+                self._tensorboard = self._by_step.enter_context(contextlib.closing(writer))
             else:
                 tensorboard.drop_steps_after(directory.tensorboard, step)
 
