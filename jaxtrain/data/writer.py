@@ -58,26 +58,14 @@ def write_dataset(
         DataError: an id is outside the tokenizer's, or a document doesn't end as it should.
     """
     directory = Path(directory).absolute()
-    with exclusive(directory), _complete_or_absent(directory) as partial:
-        _write(partial, splits, tokenizer, end_of_document, source, shard_tokens)
-    return open_dataset(directory)
-
-
-def _write(
-    partial: Path,
-    splits: Mapping[str, Iterable[Tokens]],
-    tokenizer: "Tokenizer",
-    end_of_document: int | None,
-    source: Mapping[str, Any],
-    shard_tokens: int,
-) -> None:
     vocab_size = id_bound(tokenizer)
-    name = token_dtype(vocab_size)
-    (partial / TOKENIZER_FILE).write_text(tokenizer.to_str(), encoding="utf-8")
+    dtype = np.dtype(token_dtype(vocab_size)).newbyteorder("<")
     checked = {split: _check_documents(split, each, vocab_size, end_of_document) for split, each in splits.items()}
-    dtype = np.dtype(name).newbyteorder("<")
-    records = {split: _write_split(partial, split, each, dtype, shard_tokens) for split, each in checked.items()}
-    write_manifest(partial, vocab_size, end_of_document, records, source)
+    with exclusive(directory), _complete_or_absent(directory) as partial:
+        (partial / TOKENIZER_FILE).write_text(tokenizer.to_str(), encoding="utf-8")
+        records = {split: _write_split(partial, split, each, dtype, shard_tokens) for split, each in checked.items()}
+        write_manifest(partial, vocab_size, end_of_document, records, source)
+    return open_dataset(directory)
 
 
 def id_bound(tokenizer: "Tokenizer") -> int:

@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from jaxtrain.data.dataset import Dataset, open_dataset, sha256_of
 from jaxtrain.data.lock import exclusive
@@ -33,7 +33,7 @@ from jaxtrain.data.prepare.tokenizer import (
     load_tokenizer,
     train_tokenizer,
 )
-from jaxtrain.data.worker import Workers
+from jaxtrain.data.worker import Part, Workers
 from jaxtrain.data.writer import SHARD_TOKENS, put_in_place, refuse_occupied, token_dtype, write_manifest
 from jaxtrain.errors import ConfigError, JaxtrainError, refusing_os_errors
 from jaxtrain.files import replace_file
@@ -45,7 +45,7 @@ TRAINING_BYTES = 1 << 27
 """Of text that a tokenizer is trained on."""
 
 _MEGABYTE = 10**6
-_T_co = TypeVar("_T_co", covariant=True)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -267,8 +267,8 @@ class _Preparation:
                     "invalid ones)"
                 )
 
-    def _all(self, task: "Task[_T_co]", count: int) -> Iterator[_T_co]:
-        """The results of a task's parts in order, made by this process or by workers."""
+    def _all(self, task: Callable[[int, int], Iterator[T]], count: int) -> Iterator[T]:
+        """The results of a task's parts in order, made by this process or by workers; see `worker.Part`."""
         if min(self.workers, count) < 2:
             yield from task(0, 1)
             return
@@ -285,17 +285,11 @@ class _Preparation:
             workers.close()
 
 
-class Task(Protocol[_T_co]):
-    """Gives the results of the parts index, index+count, index+2·count, …. Must pickle."""
-
-    def __call__(self, index: int, count: int) -> Iterator[_T_co]: ...
-
-
 @dataclass(frozen=True)
 class _Telling:
     """A task in a worker: an error that a person can mend is a result, so that it arrives with its words."""
 
-    task: "Task[Any]"
+    task: Part
 
     def __call__(self, index: int, count: int) -> Iterator[Any]:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each worker has a core
