@@ -175,8 +175,5 @@ def watch_health(
     probe: Probe, timeline: Timeline, config: Config, directory: RunDirectory, recorder: Recorder, agreement: Agreement
 ) -> Health:
     """What probes the devices and judges them; process 0 may then ask all to end without a bad host."""
-
-    def stop() -> None:
-        agreement.request(Requests(exclude=True))
-
+    stop = functools.partial(agreement.request, Requests(exclude=True))
     return Health(config.health, probe, Channel(), timeline, recorder.health, stop, directory.excluded)

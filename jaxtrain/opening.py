@@ -8,7 +8,6 @@ from jaxtrain import distributed
 from jaxtrain.checkpoint import Checkpointer, LocalTier, Meta, Saved
 from jaxtrain.config import Config, check_steps
 from jaxtrain.continuation import own_checkpoints, refuse_foreign_run
-from jaxtrain.data import RowOrder
 from jaxtrain.errors import ConfigError, refusing_os_errors
 from jaxtrain.evaluation import refuse_unknown_metric
 from jaxtrain.origin import agree_on_origin, describe, find_origin, remarks
@@ -42,9 +41,15 @@ class Opened:
     evaluation_left: bool
 
     def is_complete(self) -> bool:
-        """Whether the newest checkpoint, read and verified, is the run's last, with nothing left to evaluate."""
-        newest, config = self.newest, self.program.config
-        if newest is None or self.evaluation_left or not is_complete(newest, self.total_steps, self.data.order, config):
+        """Whether the newest checkpoint, read and verified, is the run's last, with nothing left to evaluate.
+
+        All steps are done, or all data consumed where those were the goal.
+        """
+        newest, total = self.newest, self.data.order.total
+        if newest is None or self.evaluation_left:
+            return False
+        data_ended = self.program.config.steps is None and total is not None and newest.position >= total
+        if newest.step < self.total_steps and not data_ended:
             return False
         with here.phase("restore"):
             verified = self.checkpointer.restore_newest(self.program.state)
@@ -120,12 +125,6 @@ def planned_steps(config: Config, data: TrainingData) -> int:
             f"leave it out, or raise data.epochs"
         )
     return config.steps
-
-
-def is_complete(meta: Meta, total_steps: int, order: RowOrder, config: Config) -> bool:
-    """Whether a checkpoint is the run's last: all steps done, or all data consumed where those were the goal."""
-    data_ended = order.total is not None and meta.position >= order.total
-    return meta.step >= total_steps or (config.steps is None and data_ended)
 
 
 def evaluation_left(newest: Meta | None, directory: RunDirectory) -> bool:

@@ -31,7 +31,8 @@ def configure(config: Config) -> None:
     added = [flag for flag in xla_flags(config) if flag not in present]
     if present or added:
         os.environ["XLA_FLAGS"] = " ".join(present + added)
-    _divide_the_processor(config)
+    if _DEVICE_COUNT_FLAG not in os.environ.get("XLA_FLAGS", ""):  # else the user has divided the processor
+        os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(cpu_devices(config, len(os.sched_getaffinity(0)))))
     _set("jax_num_cpu_devices", int, unless_other_than=-1)
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = str(config.compile_cache is not None).lower()
     _set("jax_enable_compilation_cache", lambda text: text == "true", unless_other_than=True)
@@ -39,12 +40,6 @@ def configure(config: Config) -> None:
         _share_compile_cache(config.compile_cache)
         _set("jax_persistent_cache_min_compile_time_secs", float, unless_other_than=1.0)
         _set("jax_compilation_cache_dir", str, unless_other_than=None)
-
-
-def _divide_the_processor(config: Config) -> None:
-    """Sets how many CPU devices JAX makes, unless the user's environment says so. GPUs are what they are."""
-    if _DEVICE_COUNT_FLAG not in os.environ.get("XLA_FLAGS", ""):
-        os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(cpu_devices(config, len(os.sched_getaffinity(0)))))
 
 
 def cpu_devices(config: Config, cores: int) -> int:
