@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from jaxtrain.command import Parser, exit_code, leave
 from jaxtrain.config import Difference, format_differences
 from jaxtrain.errors import CheckpointError
-from jaxtrain.output import aligned, outlive_the_terminal
+from jaxtrain.output import aligned, outlive_the_terminal, size_text
 
 if TYPE_CHECKING:
     from jaxtrain.checkpoint import Saved
-    from jaxtrain.checkpoint.inspection import Leaf, Stock
+    from jaxtrain.checkpoint.directory import Listing
+    from jaxtrain.checkpoint.inspection import Leaf
 
 
 T = TypeVar("T")
@@ -43,13 +44,13 @@ def _inspect(options: Namespace) -> None:
     if options.verify:
         # Where a run trains on the accelerators, there is no room on them.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    from jaxtrain.checkpoint import open_saved
-    from jaxtrain.checkpoint.inspection import config_changes, leaves, take_stock
+    from jaxtrain.checkpoint import list_checkpoints, open_saved
+    from jaxtrain.checkpoint.inspection import config_changes, leaves
     from jaxtrain.saved_run import checkpoints_of, existing_run
 
     path, step = existing_run(options.run)
     directory = checkpoints_of(path)
-    stock = take_stock(directory)
+    stock = list_checkpoints(directory)
     changes = config_changes(directory, stock.steps)
     show = _Json() if options.json else _Text()
     show.stock(str(directory), stock, changes)
@@ -92,11 +93,14 @@ class _Json:
     def __init__(self) -> None:
         self._said: dict[str, Any] = {}
 
-    def stock(self, directory: str, stock: "Stock", changes: dict[int, list[Difference]]) -> None:
+    def stock(self, directory: str, stock: "Listing", changes: dict[int, list[Difference]]) -> None:
         changed = {
             step: {change.key: [change.saved, change.now] for change in found} for step, found in changes.items()
         }
-        self._said = {"directory": directory, **vars(stock), "config_changes": changed}
+        others = {
+            what: [path.name for path in getattr(stock, what)] for what in ("incomplete", "set_aside", "leftovers")
+        }
+        self._said = {"directory": directory, "steps": stock.steps[::-1], **others, "config_changes": changed}
 
     def checkpoint(self, saved: "Saved", leaves: "Sequence[Leaf]") -> None:
         from jaxtrain.checkpoint.inspection import bytes_on_disk
@@ -130,15 +134,15 @@ class _Json:
 class _Text:
     """Lines and tables, as soon as they are known."""
 
-    def stock(self, directory: str, stock: "Stock", changes: dict[int, list[Difference]]) -> None:
-        _write(f"{directory}\nsteps: {', '.join(map(str, stock.steps)) or 'none that is complete'}\n")
-        for title, names in (
+    def stock(self, directory: str, stock: "Listing", changes: dict[int, list[Difference]]) -> None:
+        _write(f"{directory}\nsteps: {', '.join(map(str, stock.steps[::-1])) or 'none that is complete'}\n")
+        for title, paths in (
             ("incomplete", stock.incomplete),
             ("set aside", stock.set_aside),
             ("under way, or interrupted", stock.leftovers),
         ):
-            if names:
-                _write(f"{title}: {', '.join(names)}\n")
+            if paths:
+                _write(f"{title}: {', '.join(path.name for path in paths)}\n")
         for step, found in changes.items():
             _write(f"config changed before step {step}:\n")
             _write("".join(f"  {line}\n" for line in format_differences(found).splitlines()))
@@ -154,11 +158,11 @@ class _Text:
             _write(f"saved at {datetime.fromtimestamp(meta.saved_at).astimezone().isoformat(' ', 'seconds')}\n")
         if meta.origin is not None:
             _write(f"began with the parameters of {meta.origin.get('run')}, step {meta.origin.get('step')}\n")
-        _write(f"data {meta.data_hash[:12]}, format {meta.format}, {_size(bytes_on_disk(saved.path))} on disk\n")
+        _write(f"data {meta.data_hash[:12]}, format {meta.format}, {size_text(bytes_on_disk(saved.path))} on disk\n")
         _write(", ".join(f"{name} {version}" for name, version in meta.versions.items()) + "\n\n")
         _write(aligned([("part", "arrays", "elements", "size"), *_parts(leaves)], right=(1, 2, 3)) + "\n")
         rows = [
-            (leaf.name, "×".join(map(str, leaf.shape)) or "scalar", leaf.dtype, _size(leaf.bytes), leaf.checksum)
+            (leaf.name, "×".join(map(str, leaf.shape)) or "scalar", leaf.dtype, size_text(leaf.bytes), leaf.checksum)
             for leaf in leaves
         ]
         _write(aligned([("array", "shape", "dtype", "size", "checksum"), *rows], right=(3,)))
@@ -179,15 +183,7 @@ def _parts(leaves: "Sequence[Leaf]") -> Iterator[tuple[str, ...]]:
         parts.setdefault(leaf.name.partition(".")[0], []).append(leaf)
     for name, of_part in [*parts.items(), ("total", list(leaves))]:
         elements, size = sum(leaf.size for leaf in of_part), sum(leaf.bytes for leaf in of_part)
-        yield name, f"{len(of_part)}", f"{elements:,}", _size(size)
-
-
-def _size(count: int) -> str:
-    """Bytes in the largest unit that leaves a whole one."""
-    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if count >= 1024**power:
-            return f"{count / 1024**power:,.1f} {unit}"
-    return f"{count} B"
+        yield name, f"{len(of_part)}", f"{elements:,}", size_text(size)
 
 
 def _write(text: str) -> None:

@@ -21,6 +21,14 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
+def size_text(count: int) -> str:
+    """Bytes in the largest unit that leaves a whole one."""
+    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if count >= 1024**power:
+            return f"{count / 1024**power:,.1f} {unit}"
+    return f"{count} B"
+
+
 def write_once(text: str, stream: TextIO | None = None) -> None:
     """Shows on stdout, or on `stream`, what all processes of a group computed: only the first of them does, at once."""
     import jax

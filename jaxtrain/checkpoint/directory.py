@@ -1,5 +1,6 @@
 """Which checkpoints a directory holds, judged by what is in them and not by their names."""
 
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,15 +10,24 @@ COMMITTED_MARKER = "_CHECKPOINT_METADATA"
 
 TEMPORARY_MARK = ".orbax-checkpoint-tmp"
 _DELETING_SUFFIX = ".deleting"
+_SET_ASIDE = re.compile(r"\d+\.(?:incomplete|unreadable)(?:-\d+)?")
 
 
 @dataclass(frozen=True)
 class Listing:
-    """What was found: complete steps, newest first, and entries that look like checkpoints and are none."""
+    """What was found.
+
+    Attributes:
+        steps: complete ones, newest first.
+        incomplete: have the name of a step and are not complete.
+        leftovers: of saves or deletions that are under way, or were interrupted.
+        set_aside: could not be used when a run went on, and were renamed.
+    """
 
     steps: list[int]
     incomplete: list[Path]
     leftovers: list[Path]
+    set_aside: list[Path]
 
 
 def step_path(directory: Path, step: int) -> Path:
@@ -37,13 +47,15 @@ def is_complete(path: Path) -> bool:
 
 def list_checkpoints(directory: Path) -> Listing:
     """Everything in `directory`; a missing directory holds nothing."""
-    steps, incomplete, leftovers = [], [], []
+    steps, incomplete, leftovers, renamed = [], [], [], []
     for path in sorted(directory.iterdir()) if directory.is_dir() else []:
         if TEMPORARY_MARK in path.name or path.name.endswith(_DELETING_SUFFIX):
             leftovers.append(path)
         elif _is_step(path.name):
             steps.append(int(path.name)) if is_complete(path) else incomplete.append(path)
-    return Listing(sorted(steps, reverse=True), incomplete, leftovers)
+        elif _SET_ASIDE.fullmatch(path.name):
+            renamed.append(path)
+    return Listing(sorted(steps, reverse=True), incomplete, leftovers, renamed)
 
 
 def _is_step(name: str) -> bool:

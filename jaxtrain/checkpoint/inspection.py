@@ -1,8 +1,8 @@
 """What a directory of checkpoints holds, told by names, descriptions and file sizes; only `damaged_leaves` reads."""
 
 import contextlib
+import math
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,43 +14,12 @@ from etils import epath
 
 from jaxtrain.checkpoint.arrays import read_arrays, state_handler
 from jaxtrain.checkpoint.checksum import as_text, content_sums
-from jaxtrain.checkpoint.directory import list_checkpoints, state_path
+from jaxtrain.checkpoint.directory import state_path
 from jaxtrain.checkpoint.meta import Meta, Unreadable, read_meta
 from jaxtrain.checkpoint.part import Saved
 from jaxtrain.config import Difference, flat
 from jaxtrain.errors import CheckpointError, first_line
 from jaxtrain.models.parameters import path_name
-
-_SET_ASIDE = re.compile(r"\d+\.(?:incomplete|unreadable)(?:-\d+)?")
-
-
-@dataclass(frozen=True)
-class Stock:
-    """The names that a directory of checkpoints holds.
-
-    Attributes:
-        steps: complete ones, rising.
-        incomplete: have the name of a step and are not complete.
-        set_aside: could not be used when a run went on, and were renamed.
-        leftovers: of saves or deletions that are under way, or were interrupted.
-    """
-
-    steps: list[int]
-    incomplete: list[str]
-    set_aside: list[str]
-    leftovers: list[str]
-
-
-def take_stock(directory: Path) -> Stock:
-    """What there is; nothing is removed or renamed."""
-    listing = list_checkpoints(directory)
-    names = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
-    return Stock(
-        steps=sorted(listing.steps),
-        incomplete=[path.name for path in listing.incomplete],
-        set_aside=[name for name in names if _SET_ASIDE.fullmatch(name)],
-        leftovers=[path.name for path in listing.leftovers],
-    )
 
 
 @dataclass(frozen=True)
@@ -65,10 +34,7 @@ class Leaf:
     @property
     def size(self) -> int:
         """Elements."""
-        product = 1
-        for dimension in self.shape:
-            product *= dimension
-        return product
+        return math.prod(self.shape)
 
     @property
     def bytes(self) -> int:

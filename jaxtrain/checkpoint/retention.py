@@ -11,6 +11,7 @@ from jaxtrain.checkpoint.directory import delete, list_checkpoints, step_path
 from jaxtrain.checkpoint.meta import Unreadable, read_meta
 from jaxtrain.config import CheckpointConfig, KeepBestConfig
 from jaxtrain.errors import CheckpointError
+from jaxtrain.output import size_text
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class Retention:
         if free < missing * size:
             _log.warning(
                 "%s has %s free, and %d more checkpoints of %s each will not fit; free some space, or lower "
-                "checkpoint.keep=%d", self._directory, _shown(free), missing, _shown(size), self._rules.keep,
+                "checkpoint.keep=%d", self._directory, size_text(free), missing, size_text(size), self._rules.keep,
             )  # fmt: skip
 
     def forget(self, step: int) -> None:
@@ -101,7 +102,3 @@ class Retention:
                 return None
             self._known[step] = Kept(step, meta.saved_at, meta.metrics)
         return self._known[step]
-
-
-def _shown(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
