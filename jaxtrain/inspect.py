@@ -97,9 +97,8 @@ class _Json:
         changed = {
             step: {change.key: [change.saved, change.now] for change in found} for step, found in changes.items()
         }
-        others = {
-            what: [path.name for path in getattr(stock, what)] for what in ("incomplete", "set_aside", "leftovers")
-        }
+        kinds = ("incomplete", "set_aside", "leftovers")
+        others = {kind: [path.name for path in getattr(stock, kind)] for kind in kinds}
         self._said = {"directory": directory, "steps": stock.steps[::-1], **others, "config_changes": changed}
 
     def checkpoint(self, saved: "Saved", leaves: "Sequence[Leaf]") -> None:

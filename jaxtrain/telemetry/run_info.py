@@ -20,7 +20,6 @@ def run_info(*, seed: int, data_manifest_hash: str | None, devices: Mapping[str,
     """Describes the run that this process is: code, versions, machine, command, data, devices.
 
     Args:
-        seed: of the config.
         data_manifest_hash: of the data set; None for data that has no manifest, such as made-up batches.
         devices: as it shall be written, such as `{"platform": "gpu", "kind": "H100", "count": 8, "processes": 1}`.
 

@@ -39,7 +39,6 @@ def read_unit(unit: Unit, text_key: str, skip_invalid: bool) -> Iterator[Piece]:
     """The documents of a unit in order, each as one piece or several.
 
     Args:
-        unit: what to read.
         text_key: the column of Parquet files and the key of JSON Lines that holds the text.
         skip_invalid: pass over what isn't UTF-8, JSON, or an object with text under that key, instead of refusing it.
 

@@ -115,12 +115,8 @@ def prepare(
     Any number of processes may call this at once: one prepares, the others wait for it.
 
     Args:
-        directory: of the data set.
-        files: the documents.
-        recipe: what is made of them.
         workers: processes; 1 is this one. A program that uses more must guard its own start with
             `if __name__ == "__main__":`, since each worker imports it.
-        report: told of progress.
         unit_bytes: about how much is done before it is kept; see `plan_units`.
 
     Raises:

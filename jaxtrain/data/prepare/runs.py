@@ -105,9 +105,6 @@ class TokeniseUnits:
     """The first pass, to be done by several processes.
 
     Attributes:
-        units: what to read.
-        rules: how.
-        tokenizer: its file.
         end: the id that ends a document.
         dtype: of the stored ids.
         folder: where the runs go.

@@ -73,7 +73,6 @@ class WriteShards:
     """The second pass, to be done by several processes.
 
     Attributes:
-        plans: the shards.
         units: where the runs are; lengths and markers lie beside it.
         dataset: where the shards go.
         dtype: of the stored ids.

@@ -24,7 +24,6 @@ class SourceFile:
     """A file of documents.
 
     Attributes:
-        path: where it is.
         name: how it is called below its SOURCE: the same wherever the SOURCE lies.
         bytes: its size when it was found.
         modified: its time of modification then, in nanoseconds.
@@ -85,7 +84,6 @@ def find_files(sources: Sequence[str], output: Path | None = None) -> list[Sourc
     A folder gives every file below it, and a glob every match, whose path has no part that begins with a dot.
 
     Args:
-        sources: what to read.
         output: the data set that is made of them. It may lie in one of them: what it has there, finished or not, is
             left out, so that the same command finds the same files again.
 
@@ -167,7 +165,6 @@ def plan_units(files: Iterable[SourceFile], text_key: str, unit_bytes: int | Non
     """Divides the reading: a function of the files alone, whatever number of processes will work.
 
     Args:
-        files: to be read.
         text_key: the column of Parquet files.
         unit_bytes: about the size of a unit; by default 32 MiB, or more where there would be too many of them.
 
