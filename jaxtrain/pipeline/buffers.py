@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,15 +14,44 @@ Table = npt.NDArray[np.int32]
 """[ticks, stages]; -1 where there is nothing."""
 
 NOTHING = -1
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, eq=False)
-class BufferPlan:
-    """How many slots each buffer has, the same on all stages, and which slot is used when.
+class Tables(NamedTuple, Generic[T]):
+    """What is done, and which slot of each buffer is used for it: of all ticks and stages, or of one tick on one stage.
 
     In a tick, what arrives is written first, then comes the forward, then the backward. A slot is free again in the
     tick after the one that reads it last.
     """
+
+    forward_chunk: T
+    forward_microbatch: T
+    forward_carry_slot: T
+    """Nothing where the first virtual stage embeds."""
+    forward_stash_slot: T
+    forward_output_slot: T
+    """On the last virtual stage only."""
+
+    backward_chunk: T
+    backward_microbatch: T
+    backward_gradient_slot: T
+    """Nothing on the last virtual stage, whose gradient is the head's."""
+    backward_stash_slot: T
+    backward_output_slot: T
+    """On the last virtual stage only."""
+
+    carry_arrival_slot: T
+    """Where the carry goes that the stage before sent in the tick before.
+
+    Nothing if it did no forward or that was the last virtual stage's, whose output goes to the head.
+    """
+    gradient_arrival_slot: T
+    """The same for the gradient that the stage after sent."""
+
+
+@dataclass(frozen=True, eq=False)
+class BufferPlan:
+    """How many slots each buffer has, the same on all stages, and which slot is used when."""
 
     stash_slots: int
     """For the residuals of a forward, from it to its backward."""
@@ -32,30 +61,7 @@ class BufferPlan:
     """For gradients that have arrived and wait for their backward."""
     output_slots: int
     """For outputs of the last virtual stage that wait for the head."""
-
-    forward_chunk: Table
-    forward_microbatch: Table
-    forward_carry_slot: Table
-    """Nothing where the first virtual stage embeds."""
-    forward_stash_slot: Table
-    forward_output_slot: Table
-    """On the last virtual stage only."""
-
-    backward_chunk: Table
-    backward_microbatch: Table
-    backward_gradient_slot: Table
-    """Nothing on the last virtual stage, whose gradient is the head's."""
-    backward_stash_slot: Table
-    backward_output_slot: Table
-    """On the last virtual stage only."""
-
-    carry_arrival_slot: Table
-    """Where the carry goes that the stage before sent in the tick before.
-
-    Nothing if it did no forward or that was the last virtual stage's, whose output goes to the head.
-    """
-    gradient_arrival_slot: Table
-    """The same for the gradient that the stage after sent."""
+    tables: Tables[Table]
 
 
 class _Life(NamedTuple):
@@ -95,10 +101,12 @@ def plan_buffers(schedule: Schedule) -> BufferPlan:
         carry_slots=max(1, counts["carry"]),
         gradient_slots=max(1, counts["gradient"]),
         output_slots=max(1, counts["output"]),
-        carry_arrival_slot=_arrivals(schedule, slots["carry"], lives["carry"]),
-        gradient_arrival_slot=_arrivals(schedule, slots["gradient"], lives["gradient"]),
-        **_side(schedule, "forward", slots, arriving="carry"),
-        **_side(schedule, "backward", slots, arriving="gradient"),
+        tables=Tables(
+            carry_arrival_slot=_arrivals(schedule, slots["carry"], lives["carry"]),
+            gradient_arrival_slot=_arrivals(schedule, slots["gradient"], lives["gradient"]),
+            **_side(schedule, "forward", slots, arriving="carry"),
+            **_side(schedule, "backward", slots, arriving="gradient"),
+        ),
     )
 
 
@@ -126,7 +134,7 @@ def _assign(lives: list[_Life], stages: int) -> tuple[_Slots, int]:
 
 
 def _side(schedule: Schedule, side: str, slots: dict[str, _Slots], arriving: str) -> dict[str, Table]:
-    """The tables of all forwards or of all backwards, by the names of `BufferPlan`."""
+    """The tables of all forwards or of all backwards, by the names of `Tables`."""
     tables = {
         name: _empty(schedule) for name in ("chunk", "microbatch", f"{arriving}_slot", "stash_slot", "output_slot")
     }

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Int, Key
+from jaxtyping import Array, Key
 
 from jaxtrain.gradient import Gradient, gather_whole, manual_part, scatter_whole, split_rows
 from jaxtrain.models.remat import checkpointed
 from jaxtrain.models.task import Batch, Carry, Denominators, Params, Staged, Sums
 from jaxtrain.optimizer import trainable
-from jaxtrain.pipeline.buffers import NOTHING, BufferPlan
+from jaxtrain.pipeline.buffers import NOTHING, BufferPlan, Tables
 from jaxtrain.pipeline.residuals import SplitLayer
 from jaxtrain.pipeline.stages import PADDING, Stages, StageWeights
 from jaxtrain.sharding import PIPELINE, Layout, use_layout
@@ -83,23 +83,6 @@ def pipelined_gradient(pipeline: Pipeline, cast: Callable[[Params], Params], lay
 State = TypeVar("State", bound=tuple[Any, ...])
 
 
-class _Now(NamedTuple):
-    """What this stage does in a tick: the entries of `BufferPlan`'s tables."""
-
-    forward_chunk: Int[Array, ""]
-    forward_microbatch: Int[Array, ""]
-    forward_carry_slot: Int[Array, ""]
-    forward_stash_slot: Int[Array, ""]
-    forward_output_slot: Int[Array, ""]
-    backward_chunk: Int[Array, ""]
-    backward_microbatch: Int[Array, ""]
-    backward_gradient_slot: Int[Array, ""]
-    backward_stash_slot: Int[Array, ""]
-    backward_output_slot: Int[Array, ""]
-    carry_arrival_slot: Int[Array, ""]
-    gradient_arrival_slot: Int[Array, ""]
-
-
 class _Memory(NamedTuple):
     """What a stage holds from tick to tick. A buffer is a tree of [slots + 1, …]: the last slot is for what is nothing.
 
@@ -141,11 +124,11 @@ class StageWork:
     def run(self, denominators: Denominators) -> tuple[Params, Sums]:
         """The gradients, as `StageWeights.give_back` takes them, and this stage's share of the sums."""
         self._cotangents = {name: 1 / value for name, value in denominators.items()}
-        ticks = _Now(*(jnp.asarray(getattr(self._plan, name))[:, self._stage] for name in _Now._fields))
+        ticks = jax.tree.map(lambda table: jnp.asarray(table)[:, self._stage], self._plan.tables)
         memory, _ = jax.lax.scan(self._tick, self._empty(), ticks)
         return memory.gradients, memory.sums
 
-    def _tick(self, memory: _Memory, now: _Now) -> tuple[_Memory, None]:
+    def _tick(self, memory: _Memory, now: Tables[Array]) -> tuple[_Memory, None]:
         m = memory._replace(
             carries=_put(memory.carries, now.carry_arrival_slot, memory.up),
             cotangents=_put(memory.cotangents, now.gradient_arrival_slot, memory.down),
@@ -168,7 +151,7 @@ class StageWork:
         return _Memory(up, down, m.carries, m.cotangents, outputs, stash, gradients, sums), None
 
     def _forward(
-        self, now: _Now, carries: Carry, stash: list[Array], outputs: Carry, sums: Sums
+        self, now: Tables[Array], carries: Carry, stash: list[Array], outputs: Carry, sums: Sums
     ) -> tuple[Carry, list[Array], Carry, Sums]:
         batch = _take(self._batch, now.forward_microbatch)
         context = self._task.context(batch)
@@ -197,7 +180,7 @@ class StageWork:
         return carry, stash, _put(outputs, now.forward_output_slot, carry), sums
 
     def _backward(
-        self, now: _Now, cotangents: Carry, stash: list[Array], outputs: Carry, gradients: Params, sums: Sums
+        self, now: Tables[Array], cotangents: Carry, stash: list[Array], outputs: Carry, gradients: Params, sums: Sums
     ) -> tuple[Carry, Params, Sums]:
         batch = _take(self._batch, now.backward_microbatch)
         context = self._task.context(batch)
@@ -310,7 +293,7 @@ class _Shares(NamedTuple):
 
     @classmethod
     def of(cls, pipeline: Pipeline) -> "_Shares":
-        ticks, micro, works = len(pipeline.plan.forward_chunk), pipeline.microbatches, pipeline.works
+        ticks, micro, works = len(pipeline.plan.tables.forward_chunk), pipeline.microbatches, pipeline.works
         most, places = max(sum(chunks) for chunks in pipeline.stages.split), pipeline.stages.layers.shape[1]
         return cls(
             forward=f"forward_{works}_of_{ticks}",

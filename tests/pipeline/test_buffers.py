@@ -23,11 +23,13 @@ class Engine:
         self.carry_sent, self.gradient_sent = [None] * stages, [None] * stages
 
     def run(self):
-        for tick in range(len(self.plan.forward_chunk)):
+        for tick in range(len(self.plan.tables.forward_chunk)):
             for stage, buffers in enumerate(self.buffers):
-                self.arrive(buffers["carry"], self.plan.carry_arrival_slot[tick, stage], self.carry_sent[stage - 1])
+                self.arrive(
+                    buffers["carry"], self.plan.tables.carry_arrival_slot[tick, stage], self.carry_sent[stage - 1]
+                )
                 after = self.gradient_sent[(stage + 1) % self.stages]
-                self.arrive(buffers["gradient"], self.plan.gradient_arrival_slot[tick, stage], after)
+                self.arrive(buffers["gradient"], self.plan.tables.gradient_arrival_slot[tick, stage], after)
             self.carry_sent = [self.forward(tick, stage) for stage in range(self.stages)]
             self.gradient_sent = [self.backward(tick, stage) for stage in range(self.stages)]
         return self.forwards, self.backwards_done
@@ -39,7 +41,7 @@ class Engine:
 
     def forward(self, tick, stage):
         at = {
-            name: int(getattr(self.plan, f"forward_{name}")[tick, stage])
+            name: int(getattr(self.plan.tables, f"forward_{name}")[tick, stage])
             for name in ("chunk", "microbatch", "carry_slot", "stash_slot", "output_slot")
         }
         if at["chunk"] < 0:
@@ -58,7 +60,7 @@ class Engine:
 
     def backward(self, tick, stage):
         at = {
-            name: int(getattr(self.plan, f"backward_{name}")[tick, stage])
+            name: int(getattr(self.plan.tables, f"backward_{name}")[tick, stage])
             for name in ("chunk", "microbatch", "gradient_slot", "stash_slot", "output_slot")
         }
         if at["chunk"] < 0:
@@ -111,13 +113,12 @@ def test_a_buffer_that_a_table_does_not_use_still_has_a_slot():
     """An engine can't hold an array of no rows where it indexes one."""
     plan = plan_buffers(make_schedule("1f1b", 1, 3))
     assert (plan.stash_slots, plan.carry_slots, plan.gradient_slots, plan.output_slots) == (1, 1, 1, 1)
-    assert (plan.forward_carry_slot == -1).all()
+    assert (plan.tables.forward_carry_slot == -1).all()
 
 
 def test_tables_are_small_integers_by_tick_and_stage():
     schedule = make_schedule("interleaved_1f1b", 4, 8, 2)
-    plan = plan_buffers(schedule)
-    tables = [table for table in vars(plan).values() if isinstance(table, np.ndarray)]
+    tables = plan_buffers(schedule).tables
     assert len(tables) == 12
     for table in tables:
         assert table.dtype == np.int32
