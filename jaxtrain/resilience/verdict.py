@@ -6,7 +6,7 @@ silent, or of one that doesn't wait. Only where all of them wait for the devices
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Self
 
 from jaxtrain.errors import (
@@ -26,8 +26,21 @@ _CODES = {
 }
 
 
+class _Told:
+    """Fields that go from process to process as text."""
+
+    def text(self) -> str:
+        """To be read by `read`."""
+        return json.dumps(vars(self))
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """The inverse of `text`."""
+        return cls(**json.loads(text))
+
+
 @dataclass(frozen=True)
-class Status:
+class Status(_Told):
     """What a process says of itself, once a second.
 
     Attributes:
@@ -64,15 +77,6 @@ class Status:
     machine: str = ""
     pid: int = 0
 
-    def text(self) -> str:
-        """To be read by `read`."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def read(cls, text: str) -> Self:
-        """The inverse of `text`."""
-        return cls(**json.loads(text))
-
     @property
     def name(self) -> str:
         """Which process, for a person."""
@@ -85,7 +89,7 @@ class Status:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verdict(_Told):
     """Why all processes end, in words and as an exit code.
 
     Attributes:
@@ -100,15 +104,6 @@ class Verdict:
     host: str = ""
     step: int = 0
     phase: str = ""
-
-    def text(self) -> str:
-        """To be read by `read`."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def read(cls, text: str) -> Self:
-        """The inverse of `text`."""
-        return cls(**json.loads(text))
 
 
 def lost(status: Status, what: str, evidence: str) -> Verdict:
