@@ -12,6 +12,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from jaxtrain.errors import EXIT_COMPLETE, ConfigError
+from jaxtrain.run_directory import RunDirectory
 from jaxtrain.telemetry.events import read_events
 from jaxtrain.telemetry.metrics import read_metrics
 from jaxtrain.telemetry.norms import read_norms
@@ -84,10 +85,10 @@ def read_run(path: Path) -> Run:
     """
     if not path.is_dir():
         raise ConfigError(f"{path}: no such directory; name the run_dir of a run")
-    metrics = path / "metrics.jsonl"
-    if not metrics.exists():
+    files = RunDirectory(path)
+    if not files.metrics.exists():
         raise ConfigError(f"{path}: no run here (metrics.jsonl is missing); name the run_dir of a run")
-    lines = [line for line in read_metrics(metrics) if "step" in line]
+    lines = [line for line in read_metrics(files.metrics) if "step" in line]
     steps = {line["step"]: line for line in lines if "loss" in line}
     if not steps:
         raise ConfigError(f"{path}: the run has not finished a step yet (metrics.jsonl holds no loss)")
@@ -95,16 +96,15 @@ def read_run(path: Path) -> Run:
     for line in lines:  # the last value wins where an evaluation was repeated after a restart
         if any(name.startswith(EVALUATION) for name in line):
             evaluations[line["step"]] = evaluations.get(line["step"], {}) | line
-    events, norms = path / "events.jsonl", path / "norms.jsonl"
     return Run(
         path=path,
-        config=_read_config(path / "config.yml"),
-        info=_read_info(path / "run.json"),
-        events=read_events(events) if events.exists() else [],
+        config=_read_config(files.config),
+        info=_read_info(files.info),
+        events=read_events(files.events) if files.events.exists() else [],
         steps=list(steps.values()),
         evaluations=list(evaluations.values()),
-        norms=[line for line in read_norms(norms) if line.keys() >= _NORM_FIELDS] if norms.exists() else [],
-        timeline=read_timeline(path / "timeline"),
+        norms=[line for line in read_norms(files.norms) if line.keys() >= _NORM_FIELDS] if files.norms.exists() else [],
+        timeline=read_timeline(files.timeline),
     )
 
 
