@@ -42,7 +42,6 @@ class Trained:
         gradients: of each step, before clipping; those of frozen parameters are missing.
         final: parameters after the last step, and their average where there is one.
         losses, norms: of each step; the norm is the gradient's, before clipping.
-        choices: how the program is computed, where there are several ways.
     """
 
     initial: Arrays
