@@ -4,6 +4,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,9 +55,10 @@ class View:
     def __init__(self, stream: TextIO | None = None):
         self._stream = sys.stdout if stream is None else stream
         self._tails: list[_Tail] = []
+        self._coming: deque[list[_Tail]] = deque()
         self._said: deque[str] = deque()
         self._shown: set[bytes] = set()
-        self._lock = threading.Lock()
+        self._settling: deque[threading.Event] = deque()
         self._wanted = threading.Event()
         self._ending = False
         self._thread = threading.Thread(target=self._run, name="view", daemon=True)
@@ -68,48 +70,54 @@ class View:
         for rank, path in enumerate(logs):
             with contextlib.suppress(OSError):
                 tails.append(_Tail(path, b"[%d] " % rank if prefixed else b"", path.open("rb", buffering=0)))
-        self.settle()
-        with self._lock:
-            for tail in self._tails:
-                tail.file.close()
-            self._tails, self._shown = tails, set()
+        self._coming.append(tails)
+        self._wanted.set()
 
     def say(self, text: str) -> None:
         """A line of the supervisor's own."""
         self._said.append(text)
         self._wanted.set()
 
-    def settle(self) -> None:
-        """Shows what is there, half lines too, once no process writes; gives up on a terminal that is stuck."""
+    def settle(self) -> bool:
+        """Shows what is there, half lines too, once no process writes; False: the terminal is stuck, and given up."""
         done = threading.Event()
+        self._settling.append(done)
+        self._wanted.set()
+        return done.wait(PATIENCE_SECONDS)
 
-        def show() -> None:
-            with self._lock:
-                while any(tail.behind() for tail in self._tails):
-                    self._show()
-                for tail in self._tails:
-                    if tail.rest:
-                        self._write(tail.prefix + tail.rest)
-                        tail.rest = b""
-            self._show_said()
-            done.set()
-
-        threading.Thread(target=show, daemon=True).start()
-        done.wait(PATIENCE_SECONDS)
-
-    def close(self) -> None:
-        """Shows what is left, and ends."""
-        self.settle()
+    def close(self) -> bool:
+        """Shows what is left, and ends; False: the terminal is stuck."""
+        settled = self.settle()
         self._ending = True
         self._wanted.set()
+        return settled
 
     def _run(self) -> None:
+        """Alone in writing, and in reading logs: it may be stuck in either."""
         while not self._ending:
             self._wanted.wait(TICK_SECONDS)
             self._wanted.clear()
-            with self._lock:
-                self._show()
+            settling = [self._settling.popleft() for _ in range(len(self._settling))]
+            while self._coming:
+                self._show_to_the_end()
+                for tail in self._tails:
+                    tail.file.close()
+                self._tails, self._shown = self._coming.popleft(), set()
+            self._show()
+            if settling:
+                self._show_to_the_end()
             self._show_said()
+            for done in settling:
+                done.set()
+
+    def _show_to_the_end(self) -> None:
+        until = time.monotonic() + PATIENCE_SECONDS
+        while any(tail.behind() for tail in self._tails) and time.monotonic() < until:
+            self._show()
+        for tail in self._tails:
+            if tail.rest:
+                self._write(tail.prefix + tail.rest)
+                tail.rest = b""
 
     def _show(self) -> None:
         for tail in self._tails:
