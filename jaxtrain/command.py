@@ -37,13 +37,19 @@ class Parser(argparse.ArgumentParser):
         raise Shown(status)
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    """The type of an option that is a whole number, `least` or more."""
+MOST_PROCESSES = 1024
+"""On one machine."""
+
+
+def at_least(least: int, most: int | None = None) -> Callable[[str], int]:
+    """The type of an option that is a whole number, from `least` on, up to `most` where that is given."""
 
     def number(text: str) -> int:
         value = int(text)
         if value < least:
             raise argparse.ArgumentTypeError(f"must be at least {least}, not {text}")
+        if most is not None and value > most:
+            raise argparse.ArgumentTypeError(f"must be at most {most}, not {text}")
         return value
 
     return number

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from jaxtrain.errors import refusing_os_errors
 from jaxtrain.launchers.sizes import with_overrides
 from jaxtrain.launchers.worker import PARENT_VARIABLE
 from jaxtrain.resilience.beat import ATTEMPT_VARIABLE, FOLDER_VARIABLE
@@ -147,16 +148,22 @@ class Local:
         self._logs = logs
         self._wanted_spares = spares
         self._spares: list[Process] = []
-        self._beats = tempfile.TemporaryDirectory(prefix="jaxtrain-beats-", ignore_cleanup_errors=True)
+        with refusing_os_errors("TMPDIR", "set it to a directory that can be written"):
+            self._beats = tempfile.TemporaryDirectory(prefix="jaxtrain-beats-", ignore_cleanup_errors=True)
 
     @property
     def host(self) -> str:
         return socket.gethostname()
 
     def start(self, attempt: int, slots: Sequence[int], overrides: Sequence[str] = ()) -> Group:
-        """Starts one process in each slot, as ranks of one group; warm ones as far as there are any."""
+        """Starts one process in each slot, as ranks of one group; warm ones as far as there are any.
+
+        Raises:
+            OSError: one can't be started, such as for want of memory; then none is.
+        """
         beats = Path(self._beats.name) / str(attempt)
-        beats.mkdir()
+        with contextlib.suppress(OSError):  # a full disk: then no sign of life can be written, and nobody is silent
+            beats.mkdir(parents=True)
         port = free_port() if len(slots) > 1 else None
         arguments = with_overrides(self._program.arguments, overrides)
         processes: list[Process] = []
@@ -174,13 +181,16 @@ class Local:
         return Group(processes, slots, beats, port)
 
     def refill(self) -> None:
-        """Starts what is missing of the spares."""
+        """Starts what is missing of the spares, as far as that can be."""
         self._spares = [spare for spare in self._spares if spare.ended() is None]
         while len(self._spares) < self._wanted_spares:
             command = [sys.executable, *_WORKER, "--wait", self._program.warm]
             log = self._logs / "spares.log"
-            with _opened(log) as file:
-                self._spares.append(Process(_popen(command, self._environment(None), file, subprocess.PIPE), log))
+            try:
+                with _opened(log) as file:
+                    self._spares.append(Process(_popen(command, self._environment(None), file, subprocess.PIPE), log))
+            except OSError:
+                return  # short of memory or processes; the run itself has what it needs
 
     def close(self) -> None:
         """Ends the spares."""

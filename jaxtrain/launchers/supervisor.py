@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxtrain import errors
 from jaxtrain.config import Config
+from jaxtrain.errors import ConfigError
 from jaxtrain.launchers import policy, sizes
 from jaxtrain.launchers.local import Group, Local
 from jaxtrain.launchers.policy import Ending, Policy, Restart, Stop
@@ -100,18 +101,31 @@ class Supervisor:
     def _run(self) -> Stop:
         attempt, size = 1, self._next_size()
         while not isinstance(size, Stop):
-            group = self._start(attempt, size)
-            try:
-                decision = self._attempt(group)
-            finally:
-                group.kill()
-                self._view.settle()
+            decision = self._start_and_watch(attempt, size)
             if isinstance(decision, Stop):
                 return decision
             attempt, size = attempt + 1, self._next_size()
             if not isinstance(size, Stop) and (left := self._wait(attempt, size, decision)) is not None:
                 return left
         return size
+
+    def _start_and_watch(self, attempt: int, size: Size) -> policy.Decision:
+        """One attempt, from its start to its end."""
+        try:
+            group = self._start(attempt, size)
+        except OSError as error:
+            words = f"can't be started: {error.strerror or error}"
+            if attempt == 1:
+                raise ConfigError(
+                    f"--processes {size.processes}: {words}; `ulimit -a` tells what there may be"
+                ) from error
+            self._view.say(words)
+            return self._policy.decide(Ending(0, None), saved=self._progress.saved, stepped=False)
+        try:
+            return self._attempt(group)
+        finally:
+            group.kill()
+            self._view.settle()
 
     def _next_size(self) -> Size | Stop:
         """With how many processes to go on."""
@@ -241,7 +255,9 @@ class Supervisor:
         if isinstance(decision, Restart) and not stepped:
             slot = group.slots[cause.rank]
             if self._slots.failed_to_start(slot):
-                self._view.say(f"slot {slot} failed to start twice in a row, and is left out of the next start")
+                self._view.say(
+                    f"slot {slot} failed to start twice in a row; where others suffice, the next start is without it"
+                )
         if isinstance(decision, Stop) and decision.reason:
             end = last_lines(group.processes[cause.rank].log)
             log = group.processes[cause.rank].log

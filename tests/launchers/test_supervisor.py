@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launchers.launched import Launched, is_alive, is_stopped, wait_until
+from tests.launchers.launched import PATIENCE_SECONDS, Launched, is_alive, is_stopped, wait_until
 
 STEPS_AND_END = [["steps", 9], ["save", 9], ["exit", 0]]
 HANG = [["keep_beating"], ["hang"]]
@@ -169,6 +169,15 @@ def test_neither_a_flood_nor_logs_that_cannot_be_written_stop_a_run(tmp_path: Pa
     unwritten = Launched(tmp_path / "full", {"1.1": [["exit", 1]], "*": STEPS_AND_END}, "--processes", "2")
     code, output = unwritten.end()
     assert code == 0, output
+
+
+@pytest.mark.slow
+def test_a_terminal_that_is_stuck_holds_up_neither_a_restart_nor_the_end(tmp_path: Path) -> None:
+    flood = [["say", "x" * 99 + "\n"]] * 2000
+    plan = {"1.0": [*flood, ["steps", 1], ["die", "SIGKILL"]], "*": [["steps", 2], ["exit", 0]]}
+    launched = Launched(tmp_path, plan, "--processes", "1")
+    assert launched.process.wait(PATIENCE_SECONDS) == 0, "nobody has read what it shows"
+    assert launched.steps() == 2
 
 
 def test_a_bad_slot_is_left_out_and_comes_back(tmp_path: Path) -> None:
