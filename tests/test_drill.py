@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from jaxtrain import drill
+from jaxtrain.config import parse_arguments
 from jaxtrain.drilling.comparison import Finding
 from jaxtrain.drilling.drill import Outcome, Report
 from jaxtrain.drilling.plan import Fault
@@ -74,3 +75,12 @@ def test_one_thing_that_is_not_as_it_must_be_fails_the_drill() -> None:
     text = drill.as_text(Report([survived, lost], [other]))
     assert "FAILED: was not seen" in text
     assert text.endswith("FAILED\n")
+
+
+def test_checkpoints_that_lie_apart_are_not_touched(tmp_path: Path, tiny_data: Path) -> None:
+    apart = tmp_path / "apart"
+    given = [str(write_tiny(tmp_path, tiny_data)), *RUN, "steps=100", f"checkpoint.dir={apart}"]
+    options, rest = drill._parser().parse_known_args([*given, "--faults", "corrupt"])
+    request = drill.make_request(parse_arguments("drill", rest).config, rest, options)
+    for config in (request.undisturbed, request.disturbed):
+        assert config.checkpoint_dir == config.run_dir / "checkpoints"
