@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxtrain.telemetry.jsonl import replace_file
+from jaxtrain.telemetry.jsonl import read_json, replace_file
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def read_excluded(path: Path) -> list[Excluded]:
 def _listed(path: Path) -> list[Any]:
     """What is there, whoever wrote it: a person may leave out what a launcher doesn't need."""
     try:
-        found = json.loads(path.read_text())
+        found = read_json(path)
     except (OSError, ValueError):
         return []
     return found if isinstance(found, list) else []
