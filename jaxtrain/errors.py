@@ -48,7 +48,7 @@ class NonFiniteError(JaxtrainError):
 
 
 class CheckpointError(JaxtrainError):
-    """Checkpoints exist but none can be read, or one can't be written."""
+    """Checkpoints exist but none can be read, or one, or another file of the run, can't be written."""
 
     exit_code = EXIT_BAD_CHECKPOINT
 
@@ -111,16 +111,17 @@ def first_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def refusing_os_errors(setting: str, remedy: str) -> Iterator[None]:
-    """Turns an OSError of the block, such as of a full disk or a directory that can't be written, into a ConfigError.
+def refusing_os_errors(setting: str, remedy: str, kind: type[JaxtrainError] = ConfigError) -> Iterator[None]:
+    """Turns an OSError of the block, such as of a full disk or a directory that can't be written, into one of ours.
 
     Args:
         setting: what the person chose, such as `run_dir=runs/a`.
         remedy: what the person can do.
+        kind: of error.
     """
     try:
         yield
     except OSError as error:
         file = error.filename2 or error.filename  # of a rename, the name that the person knows
         path = f"{file}: " if file else ""
-        raise ConfigError(f"{setting}: {path}{error.strerror or error}; {remedy}") from error
+        raise kind(f"{setting}: {path}{error.strerror or error}; {remedy}") from error

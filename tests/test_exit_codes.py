@@ -14,6 +14,7 @@ import pytest
 from jaxtrain.recorder import Recorder
 from jaxtrain.run_directory import RunDirectory
 from jaxtrain.telemetry.events import EventLog
+from jaxtrain.telemetry.metrics import MetricsWriter
 from jaxtrain.train import main
 from tests import faults
 from tests.factories import make_dataset, make_documents
@@ -263,6 +264,24 @@ def test_a_full_disk_does_not_take_the_place_of_the_error_that_ends_the_run(
     assert error.splitlines()[-1] == "RuntimeError: injected at step 3"
     assert "No space left" not in error
     assert logging.getLogger().level == logging.WARNING, "the log is closed again"
+
+
+@pytest.mark.parametrize("written", [MetricsWriter, EventLog])
+def test_a_full_disk_under_any_file_of_the_run_ends_it_as_one_under_a_checkpoint(
+    written: type, tmp_path: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = written.write  # type: ignore[attr-defined]
+
+    def full(file: object, *kind: str, **fields: object) -> None:
+        if fields.get("step") == 5:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(file, *kind, **fields)
+
+    monkeypatch.setattr(written, "write", full)
+    assert main([str(write_tiny(tmp_path, tiny_data))]) == 4
+    error = capsys.readouterr().err
+    assert error.splitlines()[-1].startswith(f"error: run_dir={tmp_path / 'run'}: No space left on device; free some")
+    assert "Traceback" not in error
 
 
 @pytest.mark.slow

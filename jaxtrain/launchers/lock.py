@@ -1,6 +1,5 @@
 """One supervisor for each run."""
 
-import contextlib
 import fcntl
 import json
 import os
@@ -34,10 +33,10 @@ def claim(directory: RunDirectory) -> TextIO:
         ) from None
     except OSError:
         return file  # no locks on this file system; process 0's own claim is tried as well
-    holder = json.dumps({"pid": os.getpid(), "host": os.uname().nodename}) + "\n"
-    with contextlib.suppress(OSError):  # on a full disk nobody is told who holds it
+    me = json.dumps({"pid": os.getpid(), "host": os.uname().nodename}) + "\n"
+    with refusing_os_errors(f"run_dir={directory.path}", "free some space, or choose another run_dir"):
         os.ftruncate(file.fileno(), 0)
-        os.write(file.fileno(), holder.encode())
+        os.write(file.fileno(), me.encode())
     return file
 
 

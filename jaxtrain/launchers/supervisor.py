@@ -1,9 +1,11 @@
 """One run from its first start to its end, over all its failures: start, watch, end together, start again."""
 
 import signal
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -90,13 +92,20 @@ class Supervisor:
         heeded = [number for number in PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]
         before = {number: signal.signal(number, self._on_signal) for number in heeded}
         try:
-            return self._run()
+            return self._with_a_reason(self._run())
         finally:
             self._launcher.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
             if self._events is not None:
                 self._events.close()
+
+    def _with_a_reason(self, end: Stop) -> Stop:
+        """Processes say themselves why they fail, into logs: where these can't be written, nobody has read it."""
+        logs = self._directory.logs
+        if end.reason or end.code in policy.ORDERLY or (why := unwritable(logs)) is None:
+            return end
+        return Stop(end.code, f"the run ended with exit code {end.code}, and may not have said why: {logs}: {why}")
 
     def _run(self) -> Stop:
         attempt, size = 1, self._next_size()
@@ -362,3 +371,13 @@ class Supervisor:
             if not self._told_disk:
                 self._told_disk = True
                 self._view.say(f"{self._directory.events}: can't be written ({error.strerror}); events are missing")
+
+
+def unwritable(folder: Path) -> str | None:
+    """Why nothing can be written there; None: it can."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"x" * 512)
+    except OSError as error:
+        return error.strerror
+    return None

@@ -169,6 +169,10 @@ def test_neither_a_flood_nor_logs_that_cannot_be_written_stop_a_run(tmp_path: Pa
     unwritten = Launched(tmp_path / "full", {"1.1": [["exit", 1]], "*": STEPS_AND_END}, "--processes", "2")
     code, output = unwritten.end()
     assert code == 0, output
+    unwritten = Launched(tmp_path / "full", {"*": [["exit", 2]]}, "--processes", "1")
+    code, output = unwritten.end()
+    assert code == 2
+    assert f"exit code 2, and may not have said why: {unwritten.run / 'logs'}: Not a directory" in output
 
 
 @pytest.mark.slow
