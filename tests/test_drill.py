@@ -1,6 +1,8 @@
 """A drill puts real faults into a run, and tells whether the run survived them all."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,10 @@ from jaxtrain.config import parse_arguments
 from jaxtrain.drilling.comparison import Finding
 from jaxtrain.drilling.drill import Outcome, Report
 from jaxtrain.drilling.plan import Fault
+from jaxtrain.telemetry.events import read_events
 from jaxtrain.telemetry.jsonl import read
-from tests.runs import environment, write_tiny
+from tests.launchers.launched import is_alive, wait_until
+from tests.runs import ROOT, environment, write_tiny
 
 RUN = ["mesh.fsdp=2", "data.pack=false"]
 
@@ -84,3 +88,19 @@ def test_checkpoints_that_lie_apart_are_not_touched(tmp_path: Path, tiny_data: P
     request = drill.make_request(parse_arguments("drill", rest).config, rest, options)
     for config in (request.undisturbed, request.disturbed):
         assert config.checkpoint_dir == config.run_dir / "checkpoints"
+
+
+@pytest.mark.slow
+def test_no_process_outlives_a_drill_that_is_killed(tmp_path: Path, tiny_data: Path) -> None:
+    command = [sys.executable, "-m", "jaxtrain.drill", str(write_tiny(tmp_path, tiny_data)), *RUN, "steps=100000"]
+    events = tmp_path / "run-drill" / "undisturbed" / "events.jsonl"
+
+    def pids() -> list[int]:
+        found = read_events(events) if events.exists() else []
+        return [pid for event in found if event["kind"] == "launch" for pid in event["pids"]]
+
+    with subprocess.Popen([*command, "--faults", "kill"], env=environment(devices=1), cwd=ROOT) as process:
+        wait_until(lambda: pids() or process.poll() is not None)
+        process.terminate()
+    assert pids()
+    wait_until(lambda: not any(map(is_alive, pids())))
