@@ -41,6 +41,7 @@ REFUSED = {
     "no checkpoints": (["checkpoint.every=0"], "checkpoint.every=0"),
     "too short": (["steps=20"], "steps=20: 8 faults with a checkpoint before each need at least 59 steps"),
     "an unknown fault": (["--faults", "kill,flood"], "--faults flood: there is no such fault"),
+    "a fault twice": (["--faults", "nan,kill,nan"], "--faults nan,nan: "),
     "no fault": (["--faults", ""], "--faults : there is no such fault"),
     "no process": (["--processes", "0"], "argument --processes: must be at least 1"),
     "no time": (["--silence", "0.5"], "argument --silence: must be at least 1"),
