@@ -439,11 +439,24 @@ def test_what_was_found_about_health_is_told(run_dir):
 
 def test_lines_that_are_of_no_run_are_passed_over(run_dir):
     expected = report.summary(read_run(run_dir))
-    lines = ('{"step": "x", "loss": 1}', '{"step": [1], "loss": 1}', '{"step": 50, "loss": "y"}', '{"loss": 2}', "[]")
-    for name in ("metrics.jsonl", "events.jsonl"):
+    lines = (
+        '{"step": "x", "loss": 1}',
+        '{"step": [1], "loss": 1}',
+        '{"step": 50, "loss": "y"}',
+        '{"step": 1, "gradient_norm": 3, "parameter_norm": [], "update_norm": {"a": "x"}}',
+        '{"step": "x", "data": 1, "host": 1, "device": 1}',
+        '{"step": 1, "data": "x", "host": null, "device": 1}',
+        "[]",
+    )
+    (run_dir / "timeline").mkdir()
+    for name in ("metrics.jsonl", "events.jsonl", "norms.jsonl", "timeline/rank-0.jsonl"):
         with (run_dir / name).open("a") as file:
             file.write("\n".join(lines) + "\n")
-    assert report.summary(read_run(run_dir)) == expected
+    (run_dir / "config.yml").write_text("steps: many\n")
+    write_json_atomically(run_dir / "run.json", {"git": {"branch": "main"}})
+    found = read_run(run_dir)
+    assert report.summary(found).items() <= expected.items()
+    assert (found.norms, found.timeline) == ([], {})
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "config.yml", "run.json"])

@@ -46,7 +46,8 @@ class Run:
     def planned(self) -> int | None:
         """Steps that the run was to have: those of the config, or what its data gave where that leaves it open."""
         told = [event["steps"] for event in self.of_kind("start") if event.get("steps") is not None]
-        return self.config.get("steps") or (told[-1] if told else None)
+        configured = self.config.get("steps")
+        return configured if type(configured) is int and configured > 0 else (told[-1] if told else None)
 
     @property
     def restarts(self) -> list[int]:
