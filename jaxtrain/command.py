@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import os
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -95,7 +96,7 @@ def join(config: "Config") -> Sequence["jax.Device"]:
     """Sets JAX up as the config says and joins the other processes where there are any; returns all devices.
 
     Raises:
-        ConfigError: JAX_PLATFORMS asks for devices that aren't there.
+        ConfigError: JAX_PLATFORMS asks for devices that aren't there, or this host's name can't be resolved.
         MissingWorkerError: not all processes came together.
     """
     from jaxtrain import runtime
@@ -109,6 +110,11 @@ def join(config: "Config") -> Sequence["jax.Device"]:
     try:
         return list(jax.devices())
     except (RuntimeError, AssertionError) as error:
+        if "gloo" in str(error):
+            raise ConfigError(
+                f"the processes can't find each other by the name of this host, {socket.gethostname()} "
+                f"({first_line(error)}); let it be resolved, such as by a line in /etc/hosts"
+            ) from error
         platforms = os.environ.get("JAX_PLATFORMS")
         if not platforms:
             raise

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from jaxtrain.recorder import Recorder
@@ -300,8 +301,23 @@ def test_devices_that_are_not_there_are_a_bad_request(
 ) -> None:
     path = write_tiny(tmp_path, tiny_data)
     command = [sys.executable, "-m", "jaxtrain.train", str(path)]
-    variables = {**environment(1), "JAX_PLATFORMS": "nonsense"}
-    result = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
-    assert result.returncode == 2
-    assert result.stderr.startswith("error: JAX_PLATFORMS=nonsense: JAX finds no such device")
-    assert "Traceback" not in result.stderr
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    in_a_group = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0"}
+    for group in ({}, in_a_group):
+        variables = {**environment(1), "JAX_PLATFORMS": "nonsense", **group}
+        result = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
+        assert result.returncode == 2, result.stderr
+        assert result.stderr.startswith("error: JAX_PLATFORMS=nonsense: JAX finds no such device")
+        assert "Traceback" not in result.stderr
+
+
+def test_a_host_whose_name_is_not_resolved_is_told_so(
+    tmp_path: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unresolved() -> None:
+        raise RuntimeError("Unable to initialize backend 'cpu': [enforce fail at gloo/transport/tcp/device.cc:99] -2")
+
+    monkeypatch.setattr(jax, "devices", unresolved)
+    error = fails([str(write_tiny(tmp_path, tiny_data))], 2, tmp_path, capsys)
+    assert f"by the name of this host, {socket.gethostname()}" in error

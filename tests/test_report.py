@@ -444,6 +444,7 @@ def test_lines_that_are_of_no_run_are_passed_over(run_dir):
         '{"step": [1], "loss": 1}',
         '{"step": 50, "loss": "y"}',
         '{"step": 1, "gradient_norm": 3, "parameter_norm": [], "update_norm": {"a": "x"}}',
+        '{"step": 1, "gradient_norm": {}, "parameter_norm": {"a": []}, "update_norm": {}}',
         '{"step": "x", "data": 1, "host": 1, "device": 1}',
         '{"step": 1, "data": "x", "host": null, "device": 1}',
         "[]",

@@ -47,11 +47,16 @@ class Program:
 
 
 class Process:
-    """One process, and all that it starts: they are a session of their own, and end together."""
+    """One process, and all that it starts: they are a session of their own, and end together.
+
+    Attributes:
+        log_begin: the byte of its log with which its own words begin: there may be an earlier launch's before.
+    """
 
     def __init__(self, popen: "subprocess.Popen[str]", log: Path):
         self._popen = popen
         self.log = log
+        self.log_begin = 0
         self.code: int | None = None
         self.warm = False
 
@@ -171,7 +176,7 @@ class Local:
             for rank, slot in enumerate(slots):
                 environment = {**self._environment(slot), FOLDER_VARIABLE: str(beats), ATTEMPT_VARIABLE: str(attempt)}
                 if port is not None:
-                    environment["JAX_COORDINATOR_ADDRESS"] = f"localhost:{port.getsockname()[1]}"
+                    environment["JAX_COORDINATOR_ADDRESS"] = f"127.0.0.1:{port.getsockname()[1]}"  # needs no resolver
                     environment |= {"JAX_NUM_PROCESSES": str(len(slots)), "JAX_PROCESS_ID": str(rank)}
                 log = self._logs / f"attempt-{attempt}-rank-{rank}.log"
                 processes.append(self._start_one(environment, arguments, log))
@@ -200,10 +205,11 @@ class Local:
 
     def _start_one(self, environment: dict[str, str], arguments: Sequence[str], log: Path) -> Process:
         module = self._program.module
+        begin = log.stat().st_size if log.exists() else 0
         while self._spares:
             spare = self._spares.pop(0)
             with _opened(log):
-                spare.log = log
+                spare.log, spare.log_begin = log, begin
             orders = {"module": module, "arguments": [*arguments], "environment": environment, "log": str(log)}
             if spare.ended() is None and spare.order(orders):
                 spare.warm = True
@@ -211,7 +217,9 @@ class Local:
             spare.kill()
         with _opened(log) as file:
             command = [sys.executable, *_WORKER, module, *arguments]
-            return Process(_popen(command, environment, file, subprocess.DEVNULL), log)
+            process = Process(_popen(command, environment, file, subprocess.DEVNULL), log)
+        process.log_begin = begin
+        return process
 
     def _environment(self, slot: int | None) -> dict[str, str]:
         kept = {name: value for name, value in self._program.environment.items() if name not in OF_A_GROUP}

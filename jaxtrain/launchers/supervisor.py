@@ -168,7 +168,8 @@ class Supervisor:
         began = time.monotonic()
         self._progress.begin()
         group = self._launcher.start(attempt, self._ranks, (*size.overrides, *self._of_a_later_start(attempt)))
-        self._view.watch([process.log for process in group.processes], prefixed=size.processes > 1)
+        logs, begins = [process.log for process in group.processes], [process.log_begin for process in group.processes]
+        self._view.watch(logs, prefixed=size.processes > 1, begins=begins)
         warm = sum(process.warm for process in group.processes)
         pids = [process.pid for process in group.processes]
         seconds = round(time.monotonic() - began, 3)

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TextIO
@@ -64,12 +65,18 @@ class View:
         self._thread = threading.Thread(target=self._run, name="view", daemon=True)
         self._thread.start()
 
-    def watch(self, logs: list[Path], *, prefixed: bool = True) -> None:
-        """Shows these logs from now on, one for each rank, and those before to their end."""
+    def watch(self, logs: list[Path], *, prefixed: bool = True, begins: Sequence[int] = ()) -> None:
+        """Shows these logs from now on, one for each rank, and those before to their end.
+
+        Args:
+            begins: from which byte on, where an earlier launch has written into them too.
+        """
         tails = []
         for rank, path in enumerate(logs):
             with contextlib.suppress(OSError):
-                tails.append(_Tail(path, b"[%d] " % rank if prefixed else b"", path.open("rb", buffering=0)))
+                file = path.open("rb", buffering=0)
+                file.seek(begins[rank] if begins else 0)
+                tails.append(_Tail(path, b"[%d] " % rank if prefixed else b"", file))
         self._coming.append(tails)
         self._wanted.set()
 

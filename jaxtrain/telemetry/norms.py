@@ -45,7 +45,7 @@ def _is_norms(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
     found = [norm for norms in value.values() for norm in (norms if isinstance(norms, list) else [norms])]
-    return all(norm is None or type(norm) in (int, float) for norm in found)
+    return bool(found) and all(norm is None or type(norm) in (int, float) for norm in found)
 
 
 def layer_by_layer(norms: ByParameter) -> Iterator[tuple[str, float]]:

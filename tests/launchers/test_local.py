@@ -65,6 +65,8 @@ def test_virtual_devices_are_those_that_the_environment_or_the_config_says(tmp_p
     told = [{"JAX_NUM_CPU_DEVICES": "3"}] * 3
     assert share_of_devices(config(tmp_path, "cpu_devices=3"), 2, 3, {"JAX_PLATFORMS": "cpu"}) == (3, told)
     assert share_of_devices(config(tmp_path), 2, 3, {"JAX_PLATFORMS": "cpu"})[0] == 1
+    with pytest.raises(ConfigError, match="JAX_NUM_CPU_DEVICES=0: at least 1 is needed"):
+        share_of_devices(config(tmp_path), 2, 3, {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "0"})
 
 
 @pytest.mark.skipif(not any(Path(path).glob("jax_cuda12_plugin") for path in sys.path), reason="no CUDA plugin")

@@ -147,6 +147,13 @@ def test_ctrl_c_while_it_waits_to_start_again_ends_it(tmp_path: Path) -> None:
     assert launched.events("restart")[-1]["attempt"] == len(launched.events("launch")) + 1
 
 
+def test_what_an_earlier_launch_has_shown_is_not_shown_again(tmp_path: Path) -> None:
+    for word in ("first", "second"):
+        code, output = Launched(tmp_path, {"*": [["say", f"{word}\n"], ["exit", 75]]}, "--processes", "1").end()
+        assert code == 75
+        assert [line for line in output.splitlines() if not line.startswith("launch: ")] == [word]
+
+
 def test_a_second_supervisor_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
     plan = {"*": [["wait_for", "go"], *STEPS_AND_END]}
     first = Launched(tmp_path, plan, "--processes", "1")
