@@ -24,6 +24,7 @@ from jaxtrain.errors import (
     JaxtrainError,
     RunPaused,
     refusing_os_errors,
+    storing,
 )
 from jaxtrain.models.parameters import count_parameters
 from jaxtrain.program import Program
@@ -129,8 +130,7 @@ class Recorder:
 
     def _keeping(self) -> contextlib.AbstractContextManager[None]:
         """What can't be written down ends the run as a checkpoint does that can't."""
-        remedy = "free some space or mend what is there, and the same command goes on"
-        return refusing_os_errors(f"run_dir={self._directory.path}", remedy, CheckpointError)
+        return storing(self._directory.path)
 
     def _writing(self) -> contextlib.AbstractContextManager[None]:
         remedy = "free some space or mend what is there, or choose another run_dir"

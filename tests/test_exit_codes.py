@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from jaxtrain.errors import CheckpointError, storing
 from jaxtrain.recorder import Recorder
 from jaxtrain.run_directory import RunDirectory
 from jaxtrain.telemetry.events import EventLog
@@ -281,8 +282,15 @@ def test_a_full_disk_under_any_file_of_the_run_ends_it_as_one_under_a_checkpoint
     monkeypatch.setattr(written, "write", full)
     assert main([str(write_tiny(tmp_path, tiny_data))]) == 4
     error = capsys.readouterr().err
-    assert error.splitlines()[-1].startswith(f"error: run_dir={tmp_path / 'run'}: No space left on device; free some")
+    assert error.splitlines()[-1].startswith(f"error: run_dir={tmp_path / 'run'}: No space left on device; mend that")
     assert "Traceback" not in error
+
+
+def test_what_another_start_may_not_meet_again_is_told_from_what_it_will() -> None:
+    for number, code in ((errno.EROFS, 4), (errno.EIO, 12), (errno.ESTALE, 12)):
+        with pytest.raises(CheckpointError, match=r"run_dir=r: f: .*same command goes on") as found, storing("r"):
+            raise OSError(number, os.strerror(number), "f")
+        assert found.value.exit_code == code
 
 
 @pytest.mark.slow
