@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import os
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -37,13 +38,19 @@ class Parser(argparse.ArgumentParser):
         raise Shown(status)
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    """The type of an option that is a whole number, `least` or more."""
+MOST_PROCESSES = 1024
+"""On one machine."""
+
+
+def at_least(least: int, most: int | None = None) -> Callable[[str], int]:
+    """The type of an option that is a whole number, from `least` on, up to `most` where that is given."""
 
     def number(text: str) -> int:
         value = int(text)
         if value < least:
             raise argparse.ArgumentTypeError(f"must be at least {least}, not {text}")
+        if most is not None and value > most:
+            raise argparse.ArgumentTypeError(f"must be at most {most}, not {text}")
         return value
 
     return number
@@ -89,7 +96,7 @@ def join(config: "Config") -> Sequence["jax.Device"]:
     """Sets JAX up as the config says and joins the other processes where there are any; returns all devices.
 
     Raises:
-        ConfigError: JAX_PLATFORMS asks for devices that aren't there.
+        ConfigError: JAX_PLATFORMS asks for devices that aren't there, or this host's name can't be resolved.
         MissingWorkerError: not all processes came together.
     """
     from jaxtrain import runtime
@@ -103,6 +110,11 @@ def join(config: "Config") -> Sequence["jax.Device"]:
     try:
         return list(jax.devices())
     except (RuntimeError, AssertionError) as error:
+        if "gloo" in str(error):
+            raise ConfigError(
+                f"the processes can't find each other by the name of this host, {socket.gethostname()} "
+                f"({first_line(error)}); let it be resolved, such as by a line in /etc/hosts"
+            ) from error
         platforms = os.environ.get("JAX_PLATFORMS")
         if not platforms:
             raise

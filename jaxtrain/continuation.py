@@ -15,7 +15,7 @@ import numpy as np
 from jaxtrain.checkpoint import Meta, list_checkpoints
 from jaxtrain.config import Config, Difference, difference, format_differences
 from jaxtrain.errors import ConfigError
-from jaxtrain.files import replace_file
+from jaxtrain.files import read_json, replace_file
 from jaxtrain.optimizer import learning_rate, schedule_inputs
 from jaxtrain.run_directory import RunDirectory
 from jaxtrain.telemetry.events import read_events
@@ -112,7 +112,7 @@ def _refuse_other_owner(config: Config) -> None:
 def _owner(directory: Path) -> Path | None:
     """The run directory that a directory of checkpoints belongs to, if that is known."""
     try:
-        return Path(json.loads((directory / OWNER_FILE).read_text())["run_dir"])
+        return Path(read_json(directory / OWNER_FILE)["run_dir"])
     except (OSError, ValueError, TypeError, KeyError):
         inside = RunDirectory(directory.parent)
         return inside.path if directory.name == "checkpoints" and inside.holds_a_run() else None

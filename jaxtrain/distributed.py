@@ -192,11 +192,17 @@ def farewell() -> None:
     Where all of them fail alike, each can say so and end with its own code; where this one failed alone, the others are
     waiting for it in vain, and it must not wait for them as JAX does at the end of a process, for minutes.
     """
-    if not jax.distributed.is_initialized() or jax.process_count() == 1:
+    if not jax.distributed.is_initialized():
+        return
+    try:
+        alone, first = jax.process_count() == 1, jax.process_index() == 0
+    except (RuntimeError, AssertionError):
+        return  # there are no devices, which is why this process ends
+    if alone:
         return
     with contextlib.suppress(Exception):
         multihost.get_barrier_sync_fn()(key="jaxtrain.farewell", timeout_ms=_FAREWELL_SECONDS * 1000)
-    if jax.process_index() == 0:
+    if first:
         time.sleep(1)  # the coordinator goes last: its end ends the others
 
 

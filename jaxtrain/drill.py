@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from jaxtrain.command import Parser, at_least, exit_code, leave, seconds
+from jaxtrain.command import MOST_PROCESSES, Parser, at_least, exit_code, leave, seconds
 from jaxtrain.config import Config, parse_arguments
 from jaxtrain.drilling.drill import Outcome, Report, Request, Tell, drill
 from jaxtrain.drilling.plan import FAULTS, make_plan
@@ -45,7 +45,9 @@ def _parser() -> Parser:
     )
     parser.add_argument("--faults", default=EVERYTHING, metavar="LIST", help="kinds of faults, in their order")
     parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="of the plan: steps and processes")
-    parser.add_argument("--processes", type=at_least(1), default=2, metavar="N", help="processes of the run")
+    parser.add_argument(
+        "--processes", type=at_least(1, MOST_PROCESSES), default=2, metavar="N", help="processes of the run"
+    )
     parser.add_argument("--dir", type=Path, metavar="DIR", help="where the two runs go (default: run_dir-drill)")
     parser.add_argument(
         "--silence", type=seconds, default=10, metavar="SECONDS", help="without a sign of life, after which one is dead"
@@ -88,7 +90,7 @@ def make_request(config: Config, arguments: list[str], options: argparse.Namespa
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise ConfigError(f"--dir {folder}: is not empty; delete it, or choose another one")
-    overrides = ["data.log_rows=true", "log_every=1", "resume=true"]
+    overrides = ["data.log_rows=true", "log_every=1", "resume=true", "checkpoint.dir=null"]
     overrides += ["non_finite=skip"] if "nan" in kinds else []
     overrides += ["health.policy=warn", "health.every=1", "health.share=0.5"] if "slow" in kinds else []
     overrides += [] if config.checkpoint.keep > 1 or "corrupt" not in kinds else ["checkpoint.keep=2"]

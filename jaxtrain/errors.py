@@ -5,6 +5,7 @@ Anything else is a bug or a broken machine: it keeps its traceback and ends with
 """
 
 import contextlib
+import errno
 from collections.abc import Iterator
 
 EXIT_COMPLETE = 0
@@ -48,7 +49,7 @@ class NonFiniteError(JaxtrainError, exit_code=EXIT_NON_FINITE):
 
 
 class CheckpointError(JaxtrainError, exit_code=EXIT_BAD_CHECKPOINT):
-    """Checkpoints exist but none can be read, or one can't be written."""
+    """Checkpoints exist but none can be read, or one, or another file of the run, can't be written."""
 
 
 class StorageError(CheckpointError, exit_code=EXIT_STUCK_CHECKPOINT):
@@ -99,6 +100,27 @@ def refusing_os_errors(setting: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        file = error.filename2 or error.filename  # of a rename, the name that the person knows
-        path = f"{file}: " if file else ""
-        raise ConfigError(f"{setting}: {path}{error.strerror or error}; {remedy}") from error
+        raise ConfigError(f"{setting}: {_said_of_a_file(error)}; {remedy}") from error
+
+
+LASTING = (
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG
+)  # fmt: skip
+"""What another start would meet again."""
+
+
+@contextlib.contextmanager
+def storing(directory: object) -> Iterator[None]:
+    """Turns an OSError of the block, which writes what a run keeps in `directory`, into a CheckpointError where another
+    start would meet it again, and else into a StorageError."""
+    try:
+        yield
+    except OSError as error:
+        lasting = error.errno in LASTING
+        kind, remedy = (CheckpointError, "mend that, and the") if lasting else (StorageError, "the")
+        raise kind(f"run_dir={directory}: {_said_of_a_file(error)}; {remedy} same command goes on") from error
+
+
+def _said_of_a_file(error: OSError) -> str:
+    file = error.filename2 or error.filename  # of a rename, the name that the person knows
+    return f"{f'{file}: ' if file else ''}{error.strerror or error}"

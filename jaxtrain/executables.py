@@ -6,6 +6,7 @@ several processes would wait for all but one to compile. On GPUs the key is the 
 
 import contextlib
 import hashlib
+import logging
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,10 @@ import jaxlib
 from jax.experimental import serialize_executable
 from jax.stages import Compiled, Lowered
 
+from jaxtrain.errors import first_line
 from jaxtrain.files import replace_bytes
+
+_log = logging.getLogger(__name__)
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
@@ -36,19 +40,22 @@ def compile_or_load(lowered: Lowered, devices: Sequence[jax.Device]) -> Compiled
 
 def load_or_compile(lowered: Lowered, devices: Sequence[jax.Device], folder: Path) -> Compiled:
     """The executable in `folder` that was compiled from `lowered` for these devices; compiled and kept if there is
-    none, or one that is torn or altered."""
+    none, or one that is torn, altered, or can't be loaded."""
     path = folder / f"{_key(lowered, devices)}.executable"
     payload = _read(path)
-    if payload is None:
-        with without_compile_cache():  # what was loaded from there can be run, but not be written again
-            compiled = lowered.compile()
-        payload, _, _ = serialize_executable.serialize(compiled)
-        with contextlib.suppress(OSError):  # where it can't be kept, the next start compiles
-            replace_bytes(path, hashlib.sha256(payload).digest() + payload)
-        return compiled
-    return serialize_executable.deserialize_and_load(
-        payload, lowered.in_tree, lowered.out_tree, execution_devices=devices
-    )
+    if payload is not None:
+        try:
+            return serialize_executable.deserialize_and_load(
+                payload, lowered.in_tree, lowered.out_tree, execution_devices=devices
+            )
+        except Exception as error:  # whatever unpickling meets, or XLA of another build
+            _log.warning("%s can't be loaded and is compiled again: %s", path, first_line(error))
+    with without_compile_cache():  # what was loaded from there can be run, but not be written again
+        compiled = lowered.compile()
+    payload, _, _ = serialize_executable.serialize(compiled)
+    with contextlib.suppress(OSError):  # where it can't be kept, the next start compiles
+        replace_bytes(path, hashlib.sha256(payload).digest() + payload)
+    return compiled
 
 
 @contextlib.contextmanager

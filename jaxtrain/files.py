@@ -41,3 +41,16 @@ def replace_json(path: Path, value: Any) -> None:
         ValueError: a number is NaN or infinite, which JSON has not.
     """
     replace_file(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """What a file of one JSON value holds.
+
+    Raises:
+        OSError: it can't be read.
+        ValueError: it isn't JSON, or nested deeper than can be read.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError("too deeply nested") from error

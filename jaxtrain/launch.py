@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxtrain.command import Parser, at_least, exit_code, leave, seconds
+from jaxtrain.command import MOST_PROCESSES, Parser, at_least, exit_code, leave, seconds
 from jaxtrain.config import Config, parse_arguments
 from jaxtrain.errors import EXIT_COMPLETE, ConfigError
 from jaxtrain.launchers.devices import share_of_devices
@@ -66,13 +66,15 @@ def parse(arguments: Sequence[str]) -> tuple[Options, list[str]]:
         allow_abbrev=False,
     )
     parser.add_argument("where", choices=["local"], help="local: all processes on this machine")
-    parser.add_argument("--processes", type=at_least(1), required=True, metavar="N", help="processes of the run")
+    parser.add_argument(
+        "--processes", type=at_least(1, MOST_PROCESSES), required=True, metavar="N", help="processes of the run"
+    )
     parser.add_argument(
         "--elastic", type=at_least(1), metavar="MIN",
         help="go on with fewer where slots are lost, down to so many (default: all are needed)",
     )  # fmt: skip
     parser.add_argument(
-        "--spares", type=at_least(0), default=0, metavar="K",
+        "--spares", type=at_least(0, MOST_PROCESSES), default=0, metavar="K",
         help="slots and warm processes in reserve; on GPUs each has its share of them (default: 0)",
     )  # fmt: skip
     parser.add_argument(
@@ -118,7 +120,9 @@ def launch(config: Config, arguments: Sequence[str], options: Options, module: s
                 config, launcher, directory, Policy(options.restarts, config.seed), slots, workable, limits, view
             ).run()
         finally:
-            view.close()
+            shown = view.close()
+    if not shown:
+        os._exit(end.code)  # whoever doesn't read what is shown must not hold the end up, as flushing stdout would
     if end.reason:
         sys.stderr.write(f"error: {end.reason}\n")
     return end.code

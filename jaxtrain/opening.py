@@ -131,7 +131,7 @@ def evaluation_left(newest: Meta | None, directory: RunDirectory) -> bool:
     """Whether an earlier start left off evaluating at the step of its last save, and none has done it since."""
     if newest is None or not newest.abandoned:
         return False
-    done = any(event["kind"] == "eval" and event["step"] == newest.step for event in read_events(directory.events))
+    done = any(event["kind"] == "eval" and event.get("step") == newest.step for event in read_events(directory.events))
     return not distributed.from_first(int(done))
 
 

@@ -16,7 +16,16 @@ from rich.console import Console
 from jaxtrain.checkpoint import Choice
 from jaxtrain.config import Config, TokenRowsConfig, dump
 from jaxtrain.data.vocabulary import keep_vocabulary
-from jaxtrain.errors import EXIT_COMPLETE, EXIT_CRASHED, EXIT_INTERRUPTED, JaxtrainError, RunPaused, refusing_os_errors
+from jaxtrain.errors import (
+    EXIT_COMPLETE,
+    EXIT_CRASHED,
+    EXIT_INTERRUPTED,
+    CheckpointError,
+    JaxtrainError,
+    RunPaused,
+    refusing_os_errors,
+    storing,
+)
 from jaxtrain.files import replace_file, replace_json
 from jaxtrain.models.parameters import count_parameters
 from jaxtrain.program import Program
@@ -98,7 +107,7 @@ class Recorder:
         # On a full disk all of these fail, and must not take the place of the error that is under way.
         with contextlib.ExitStack() as ending:
             if error is not None:
-                ending.enter_context(contextlib.suppress(OSError))
+                ending.enter_context(contextlib.suppress(OSError, CheckpointError))
             ending.callback(close_log)
             for closable in (self._claim, self._events, self._by_step):
                 if closable is not None:
@@ -121,6 +130,10 @@ class Recorder:
         """
         with self._writing():
             self._open(program, data_hash, step, origin, seconds)
+
+    def _keeping(self) -> contextlib.AbstractContextManager[None]:
+        """What can't be written down ends the run as a checkpoint does that can't."""
+        return storing(self._directory.path)
 
     def _writing(self) -> contextlib.AbstractContextManager[None]:
         remedy = "free some space or mend what is there, or choose another run_dir"
@@ -189,7 +202,8 @@ class Recorder:
         """The metrics of a finished step."""
         self._step = metrics["step"]
         if self._metrics is not None:
-            self._metrics.write(**metrics)
+            with self._keeping():
+                self._metrics.write(**metrics)
         self._to_tensorboard("train", self._step, {name: value for name, value in metrics.items() if name != "step"})
         assert self._progress is not None
         self._progress.update(metrics)
@@ -239,14 +253,16 @@ class Recorder:
         """An evaluation's result."""
         named = {f"eval_{name}": value for name, value in values.items()}
         if self._metrics is not None:
-            self._metrics.write(step=step, **named)
+            with self._keeping():
+                self._metrics.write(step=step, **named)
         self._to_tensorboard("eval", step, values)
         self.message(f"step {step}  " + "  ".join(f"{name} {value:.4f}" for name, value in named.items()))
 
     def norms(self, step: int, norms: NamedNorms) -> None:
         """The norms of a finished step."""
         if self._norms is not None:
-            self._norms.write(step=step, **as_json(norms))
+            with self._keeping():
+                self._norms.write(step=step, **as_json(norms))
         for kind, values in norms.items():
             self._to_tensorboard(kind, step, dict(layer_by_layer(values)))
         self._to_tensorboard("update_ratio", step, update_ratios(norms))
@@ -288,8 +304,9 @@ class Recorder:
 
     def rows(self, step: int, position: int, ids: Sequence[str | int], skipped: bool) -> None:
         """The row ids that this process consumed for a step (or lost to a skipped one)."""
-        self._rows.write(encode({"step": step, "position": position, "rows": list(ids), "skipped": skipped}))
-        self._rows.flush()
+        with self._keeping():
+            self._rows.write(encode({"step": step, "position": position, "rows": list(ids), "skipped": skipped}))
+            self._rows.flush()
 
     def message(self, text: str) -> None:
         """A line on the terminal and in the log."""
@@ -364,7 +381,8 @@ class Recorder:
 
     def _event(self, kind: str, **fields: Any) -> None:
         if self._events is not None:
-            self._events.write(kind, **fields)
+            with self._keeping():
+                self._events.write(kind, **fields)
 
     def _open_rows(self, position: int) -> Any:
         """This process's row log, where no log has rows from `position` on any more: they will be read again."""

@@ -177,8 +177,8 @@ def _event_rows(run: Run) -> dict[str, str]:
     if times:
         rows["wall time"] = f"{timedelta(seconds=round(max(times) - min(times)))} from the first event to the last"
     git = run.info.get("git")
-    if git:
-        rows["code"] = f"{git['commit'][:12]}{' with uncommitted changes' if git['dirty'] else ''}"
+    if isinstance(git, dict) and "commit" in git:
+        rows["code"] = f"{str(git['commit'])[:12]}{' with uncommitted changes' if git.get('dirty') else ''}"
     return rows
 
 

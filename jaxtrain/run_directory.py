@@ -1,7 +1,6 @@
 """The directory of a run: the files that it holds."""
 
 import fcntl
-import json
 import logging
 import secrets
 import zlib
@@ -13,7 +12,7 @@ from ruamel.yaml.error import YAMLError
 
 from jaxtrain.config import Config, dump
 from jaxtrain.errors import ConfigError
-from jaxtrain.files import replace_file
+from jaxtrain.files import read_json, replace_file
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +79,7 @@ class RunDirectory:
     def saved_info(self) -> dict[str, Any]:
         """What the last start wrote into `run.json`; nothing where that can't be read."""
         try:
-            return dict(json.loads(self.info.read_text()))
+            return dict(read_json(self.info))
         except (OSError, ValueError, TypeError):
             return {}
 

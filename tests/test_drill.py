@@ -1,16 +1,21 @@
 """A drill puts real faults into a run, and tells whether the run survived them all."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from jaxtrain import drill
+from jaxtrain.config import parse_arguments
 from jaxtrain.drilling.comparison import Finding
 from jaxtrain.drilling.drill import Outcome, Report
 from jaxtrain.drilling.plan import Fault
+from jaxtrain.telemetry.events import read_events
 from jaxtrain.telemetry.jsonl import read
-from tests.runs import environment, write_tiny
+from tests.launchers.launched import is_alive, wait_until
+from tests.runs import ROOT, environment, write_tiny
 
 RUN = ["mesh.fsdp=2", "data.pack=false"]
 
@@ -36,6 +41,7 @@ REFUSED = {
     "no checkpoints": (["checkpoint.every=0"], "checkpoint.every=0"),
     "too short": (["steps=20"], "steps=20: 8 faults with a checkpoint before each need at least 59 steps"),
     "an unknown fault": (["--faults", "kill,flood"], "--faults flood: there is no such fault"),
+    "a fault twice": (["--faults", "nan,kill,nan"], "--faults nan,nan: "),
     "no fault": (["--faults", ""], "--faults : there is no such fault"),
     "no process": (["--processes", "0"], "argument --processes: must be at least 1"),
     "no time": (["--silence", "0.5"], "argument --silence: must be at least 1"),
@@ -74,3 +80,28 @@ def test_one_thing_that_is_not_as_it_must_be_fails_the_drill() -> None:
     text = drill.as_text(Report([survived, lost], [other]))
     assert "FAILED: was not seen" in text
     assert text.endswith("FAILED\n")
+
+
+def test_checkpoints_that_lie_apart_are_not_touched(tmp_path: Path, tiny_data: Path) -> None:
+    apart = tmp_path / "apart"
+    given = [str(write_tiny(tmp_path, tiny_data)), *RUN, "steps=100", f"checkpoint.dir={apart}"]
+    options, rest = drill._parser().parse_known_args([*given, "--faults", "corrupt"])
+    request = drill.make_request(parse_arguments("drill", rest), rest, options)
+    for config in (request.undisturbed, request.disturbed):
+        assert config.checkpoint_dir == config.run_dir / "checkpoints"
+
+
+@pytest.mark.slow
+def test_no_process_outlives_a_drill_that_is_killed(tmp_path: Path, tiny_data: Path) -> None:
+    command = [sys.executable, "-m", "jaxtrain.drill", str(write_tiny(tmp_path, tiny_data)), *RUN, "steps=100000"]
+    events = tmp_path / "run-drill" / "undisturbed" / "events.jsonl"
+
+    def pids() -> list[int]:
+        found = read_events(events) if events.exists() else []
+        return [pid for event in found if event["kind"] == "launch" for pid in event["pids"]]
+
+    with subprocess.Popen([*command, "--faults", "kill"], env=environment(devices=1), cwd=ROOT) as process:
+        wait_until(lambda: pids() or process.poll() is not None)
+        process.terminate()
+    assert pids()
+    wait_until(lambda: not any(map(is_alive, pids())))

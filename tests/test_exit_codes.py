@@ -9,11 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
+from jaxtrain.errors import CheckpointError, storing
 from jaxtrain.recorder import Recorder
 from jaxtrain.run_directory import RunDirectory
 from jaxtrain.telemetry.events import EventLog
+from jaxtrain.telemetry.metrics import MetricsWriter
 from jaxtrain.train import main
 from tests import faults
 from tests.factories import make_dataset, make_documents
@@ -265,6 +268,31 @@ def test_a_full_disk_does_not_take_the_place_of_the_error_that_ends_the_run(
     assert logging.getLogger().level == logging.WARNING, "the log is closed again"
 
 
+@pytest.mark.parametrize("written", [MetricsWriter, EventLog])
+def test_a_full_disk_under_any_file_of_the_run_ends_it_as_one_under_a_checkpoint(
+    written: type, tmp_path: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = written.write  # type: ignore[attr-defined]
+
+    def full(file: object, *kind: str, **fields: object) -> None:
+        if fields.get("step") == 5:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(file, *kind, **fields)
+
+    monkeypatch.setattr(written, "write", full)
+    assert main([str(write_tiny(tmp_path, tiny_data))]) == 4
+    error = capsys.readouterr().err
+    assert error.splitlines()[-1].startswith(f"error: run_dir={tmp_path / 'run'}: No space left on device; mend that")
+    assert "Traceback" not in error
+
+
+def test_what_another_start_may_not_meet_again_is_told_from_what_it_will() -> None:
+    for number, code in ((errno.EROFS, 4), (errno.EIO, 12), (errno.ESTALE, 12)):
+        with pytest.raises(CheckpointError, match=r"run_dir=r: f: .*same command goes on") as found, storing("r"):
+            raise OSError(number, os.strerror(number), "f")
+        assert found.value.exit_code == code
+
+
 @pytest.mark.slow
 def test_a_save_that_fails_in_the_background_ends_the_process_at_once(tmp_path: Path, tiny_data: Path) -> None:
     arguments = ["no-saves=3", str(write_tiny(tmp_path, tiny_data)), "steps=40"]
@@ -281,8 +309,23 @@ def test_devices_that_are_not_there_are_a_bad_request(
 ) -> None:
     path = write_tiny(tmp_path, tiny_data)
     command = [sys.executable, "-m", "jaxtrain.train", str(path)]
-    variables = {**environment(1), "JAX_PLATFORMS": "nonsense"}
-    result = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
-    assert result.returncode == 2
-    assert result.stderr.startswith("error: JAX_PLATFORMS=nonsense: JAX finds no such device")
-    assert "Traceback" not in result.stderr
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    in_a_group = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0"}
+    for group in ({}, in_a_group):
+        variables = {**environment(1), "JAX_PLATFORMS": "nonsense", **group}
+        result = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
+        assert result.returncode == 2, result.stderr
+        assert result.stderr.startswith("error: JAX_PLATFORMS=nonsense: JAX finds no such device")
+        assert "Traceback" not in result.stderr
+
+
+def test_a_host_whose_name_is_not_resolved_is_told_so(
+    tmp_path: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unresolved() -> None:
+        raise RuntimeError("Unable to initialize backend 'cpu': [enforce fail at gloo/transport/tcp/device.cc:99] -2")
+
+    monkeypatch.setattr(jax, "devices", unresolved)
+    error = fails([str(write_tiny(tmp_path, tiny_data))], 2, tmp_path, capsys)
+    assert f"by the name of this host, {socket.gethostname()}" in error

@@ -164,7 +164,7 @@ def test_a_picture_goes_where_it_is_said_to_be(run_dir, tmp_path):
     assert report.main([str(run_dir), "--output", "/dev/null"]) == EXIT_COMPLETE
 
 
-@pytest.mark.parametrize(("name", "says"), [("config.yml", "not YAML"), ("run.json", "line 1: not JSON")])
+@pytest.mark.parametrize(("name", "says"), [("config.yml", "not YAML"), ("run.json", "not JSON: .* line 1")])
 def test_a_broken_file_is_named(run_dir, name, says):
     (run_dir / name).write_text("{[\n")
     with pytest.raises(ConfigError, match=says) as caught:
@@ -435,3 +435,40 @@ def test_what_was_found_about_health_is_told(run_dir):
             events.write("health", rank=1, device=device, what="slow", detail=f"rank 1 (node7): {device} is slow")
     rows = report.summary(read_run(run_dir))
     assert (rows["health"], rows["health, 2"]) == ("rank 1 (node7): cuda:3 is slow", "rank 1 (node7): cuda:4 is slow")
+
+
+def test_lines_that_are_of_no_run_are_passed_over(run_dir):
+    expected = report.summary(read_run(run_dir))
+    lines = (
+        '{"step": "x", "loss": 1}',
+        '{"step": [1], "loss": 1}',
+        '{"step": 50, "loss": "y"}',
+        '{"step": 1, "gradient_norm": 3, "parameter_norm": [], "update_norm": {"a": "x"}}',
+        '{"step": 1, "gradient_norm": {}, "parameter_norm": {"a": []}, "update_norm": {}}',
+        '{"step": "x", "data": 1, "host": 1, "device": 1}',
+        '{"step": 1, "data": "x", "host": null, "device": 1}',
+        "[]",
+    )
+    (run_dir / "timeline").mkdir()
+    for name in ("metrics.jsonl", "events.jsonl", "norms.jsonl", "timeline/rank-0.jsonl"):
+        with (run_dir / name).open("a") as file:
+            file.write("\n".join(lines) + "\n")
+    (run_dir / "config.yml").write_text("steps: many\n")
+    replace_json(run_dir / "run.json", {"git": {"branch": "main"}})
+    found = read_run(run_dir)
+    assert report.summary(found).items() <= expected.items()
+    assert (found.norms, found.timeline) == ([], {})
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "config.yml", "run.json"])
+def test_a_file_of_a_run_that_cannot_be_read_is_named(name, run_dir):
+    (run_dir / name).unlink()
+    (run_dir / name).mkdir()
+    with pytest.raises(ConfigError, match=f"{name}: Is a directory"):
+        read_run(run_dir)
+
+
+def test_a_description_that_is_no_text_is_named(run_dir):
+    (run_dir / "run.json").write_bytes(b"{\xff")
+    with pytest.raises(ConfigError, match=r"run\.json: not JSON"):
+        read_run(run_dir)

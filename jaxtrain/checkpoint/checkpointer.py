@@ -5,7 +5,6 @@ A checkpoint is one Orbax composite, committed as a whole: `state`, which plain 
 """
 
 import contextlib
-import errno
 import importlib.metadata
 import logging
 import os
@@ -37,17 +36,13 @@ from jaxtrain.checkpoint.meta import Meta, Unreadable, read_meta
 from jaxtrain.checkpoint.retention import Retention
 from jaxtrain.checkpoint.tree import to_plain
 from jaxtrain.config import CheckpointConfig
-from jaxtrain.errors import CheckpointError, ConfigError, StorageError, first_line
+from jaxtrain.errors import LASTING, CheckpointError, ConfigError, StorageError, first_line
 from jaxtrain.executables import compile_or_load
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 _log = logging.getLogger(__name__)
 
 _READY, _THERE, _BUSY = range(3)
-_LASTING = (
-    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG
-)  # fmt: skip
-"""What another start would meet again."""
 _WITHOUT_LIMIT, _LATER = 30 * 24 * 3600, 60
 
 
@@ -347,7 +342,7 @@ def _naming(path: Path) -> Iterator[None]:
     except Exception as error:
         said, text = first_line(error), str(error)
         # TensorStore says so behind names so long that the line is cut before.
-        lasting = next((why for why in map(os.strerror, _LASTING) if why in text), None)
+        lasting = next((why for why in map(os.strerror, LASTING) if why in text), None)
         if lasting is None:
             raise StorageError(f"{path}: save failed: {said}; the same command goes on") from error
         said = said if lasting in said else f"{lasting} ({said})"

@@ -115,7 +115,9 @@ def observed(events: Sequence[Mapping[str, Any]]) -> Failures:
 
 def earlier_costs(events: Sequence[Mapping[str, Any]]) -> list[Cost]:
     """Of the last saves that events tell of."""
-    saves = [event for event in events if event["kind"] == "save" and "stall" in event]
+    saves = [
+        event for event in events if event["kind"] == "save" and None not in (event.get("stall"), event.get("seconds"))
+    ]
     return [Cost(event["stall"], event["seconds"]) for event in saves[-_REMEMBERED:]]
 
 

@@ -141,7 +141,7 @@ class DistributedConfig(Section):
     process_id: Count | None = setting(None, "This process's number, from 0.", may_change=True, ge=0)
     start_timeout: Seconds = setting(300, "Seconds to wait for all processes at start.", may_change=True, gt=0)
     heartbeat_timeout: Seconds = setting(
-        100, "Seconds of silence after which a process is dead, and all others end.", may_change=True, gt=0
+        100, "Seconds of silence after which a process is dead, and all others end.", may_change=True, ge=5
     )
 
 

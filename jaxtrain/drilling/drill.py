@@ -16,6 +16,7 @@ from jaxtrain.drilling.process import Inside
 from jaxtrain.drilling.strikes import SEEN, Event, Target
 from jaxtrain.errors import EXIT_COMPLETE, JaxtrainError
 from jaxtrain.launchers.sizes import with_overrides
+from jaxtrain.launchers.worker import PARENT_VARIABLE
 from jaxtrain.run_directory import RunDirectory
 from jaxtrain.telemetry.events import read_events
 from jaxtrain.telemetry.jsonl import read
@@ -133,6 +134,7 @@ class Supervised:
         once = config.run_dir.with_name(f"{config.run_dir.name}-faults")
         once.mkdir(parents=True, exist_ok=True)
         self._environment = {**os.environ, **Inside(once=str(once), **inside).variable()}
+        self._environment[PARENT_VARIABLE] = str(os.getpid())
         self._output = once / "launch.log"
         self._log: IO[bytes] | None = None
         self._supervisor: subprocess.Popen[bytes] | None = None

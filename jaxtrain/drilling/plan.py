@@ -38,11 +38,15 @@ def make_plan(kinds: Sequence[str], seed: int, steps: int, processes: int, every
         every: steps between checkpoints.
 
     Raises:
-        ConfigError: a kind is unknown, or the run is too short for so many faults.
+        ConfigError: a kind is unknown or there twice, or the run is too short for so many faults.
     """
     for kind in kinds:
         if kind not in FAULTS:
             raise ConfigError(f"--faults {kind}: there is no such fault; there are {', '.join(FAULTS)}")
+        if kinds.count(kind) > 1:
+            raise ConfigError(
+                f"--faults {kind},{kind}: one fault of each kind can be told from the others; name it once"
+            )
     first = 2 * every + 1
     room = (steps - first) // max(len(kinds), 1)
     if room < every + 1:

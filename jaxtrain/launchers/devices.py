@@ -21,7 +21,7 @@ def share_of_devices(
     many as `cpu_devices` says, or one.
 
     Raises:
-        ConfigError: the GPUs don't divide.
+        ConfigError: the GPUs don't divide, or there is no device.
     """
     gpus = visible_gpus(environment)
     if gpus:
@@ -34,11 +34,14 @@ def share_of_devices(
         parts = [gpus[slot * share : (slot + 1) * share] for slot in range(slots)]
         return share, [{"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in parts]
     forced = re.search(r"--xla_force_host_platform_device_count=(\d+)", environment.get("XLA_FLAGS", ""))
-    if forced:
-        return int(forced[1]), []
     given = environment.get("JAX_NUM_CPU_DEVICES", "")
-    if given.isdecimal():
-        return int(given), []
+    if forced or given.isdecimal():
+        found = int(forced[1] if forced else given)
+        if found < 1:
+            raise ConfigError(
+                f"{f'XLA_FLAGS={forced[0]}' if forced else 'JAX_NUM_CPU_DEVICES=0'}: at least 1 is needed"
+            )
+        return found, []
     alone = cpu_devices(config, len(os.sched_getaffinity(0)))
     devices = alone if processes == 1 else config.cpu_devices or 1
     return devices, [{"JAX_NUM_CPU_DEVICES": str(devices)}] * slots

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from jaxtrain.errors import refusing_os_errors
 from jaxtrain.launchers.sizes import with_overrides
 from jaxtrain.launchers.worker import PARENT_VARIABLE
 from jaxtrain.resilience.beat import ATTEMPT_VARIABLE, FOLDER_VARIABLE
@@ -46,11 +47,16 @@ class Program:
 
 
 class Process:
-    """One process, and all that it starts: they are a session of their own, and end together."""
+    """One process, and all that it starts: they are a session of their own, and end together.
+
+    Attributes:
+        log_begin: the byte of its log with which its own words begin: there may be an earlier launch's before.
+    """
 
     def __init__(self, popen: "subprocess.Popen[str]", log: Path):
         self._popen = popen
         self.log = log
+        self.log_begin = 0
         self.code: int | None = None
         self.warm = False
 
@@ -147,16 +153,22 @@ class Local:
         self._logs = logs
         self._wanted_spares = spares
         self._spares: list[Process] = []
-        self._beats = tempfile.TemporaryDirectory(prefix="jaxtrain-beats-", ignore_cleanup_errors=True)
+        with refusing_os_errors("TMPDIR", "set it to a directory that can be written"):
+            self._beats = tempfile.TemporaryDirectory(prefix="jaxtrain-beats-", ignore_cleanup_errors=True)
 
     @property
     def host(self) -> str:
         return socket.gethostname()
 
     def start(self, attempt: int, slots: Sequence[int], overrides: Sequence[str] = ()) -> Group:
-        """Starts one process in each slot, as ranks of one group; warm ones as far as there are any."""
+        """Starts one process in each slot, as ranks of one group; warm ones as far as there are any.
+
+        Raises:
+            OSError: one can't be started, such as for want of memory; then none is.
+        """
         beats = Path(self._beats.name) / str(attempt)
-        beats.mkdir()
+        with contextlib.suppress(OSError):  # a full disk: then no sign of life can be written, and nobody is silent
+            beats.mkdir(parents=True)
         port = free_port() if len(slots) > 1 else None
         arguments = with_overrides(self._program.arguments, overrides)
         processes: list[Process] = []
@@ -164,7 +176,7 @@ class Local:
             for rank, slot in enumerate(slots):
                 environment = {**self._environment(slot), FOLDER_VARIABLE: str(beats), ATTEMPT_VARIABLE: str(attempt)}
                 if port is not None:
-                    environment["JAX_COORDINATOR_ADDRESS"] = f"localhost:{port.getsockname()[1]}"
+                    environment["JAX_COORDINATOR_ADDRESS"] = f"127.0.0.1:{port.getsockname()[1]}"  # needs no resolver
                     environment |= {"JAX_NUM_PROCESSES": str(len(slots)), "JAX_PROCESS_ID": str(rank)}
                 log = self._logs / f"attempt-{attempt}-rank-{rank}.log"
                 processes.append(self._start_one(environment, arguments, log))
@@ -174,13 +186,16 @@ class Local:
         return Group(processes, slots, beats, port)
 
     def refill(self) -> None:
-        """Starts what is missing of the spares."""
+        """Starts what is missing of the spares, as far as that can be."""
         self._spares = [spare for spare in self._spares if spare.ended() is None]
         while len(self._spares) < self._wanted_spares:
             command = [sys.executable, *_WORKER, "--wait", self._program.warm]
             log = self._logs / "spares.log"
-            with _opened(log) as file:
-                self._spares.append(Process(_popen(command, self._environment(None), file, subprocess.PIPE), log))
+            try:
+                with _opened(log) as file:
+                    self._spares.append(Process(_popen(command, self._environment(None), file, subprocess.PIPE), log))
+            except OSError:
+                return  # short of memory or processes; the run itself has what it needs
 
     def close(self) -> None:
         """Ends the spares."""
@@ -190,10 +205,11 @@ class Local:
 
     def _start_one(self, environment: dict[str, str], arguments: Sequence[str], log: Path) -> Process:
         module = self._program.module
+        begin = log.stat().st_size if log.exists() else 0
         while self._spares:
             spare = self._spares.pop(0)
             with _opened(log):
-                spare.log = log
+                spare.log, spare.log_begin = log, begin
             orders = {"module": module, "arguments": [*arguments], "environment": environment, "log": str(log)}
             if spare.ended() is None and spare.order(orders):
                 spare.warm = True
@@ -201,7 +217,9 @@ class Local:
             spare.kill()
         with _opened(log) as file:
             command = [sys.executable, *_WORKER, module, *arguments]
-            return Process(_popen(command, environment, file, subprocess.DEVNULL), log)
+            process = Process(_popen(command, environment, file, subprocess.DEVNULL), log)
+        process.log_begin = begin
+        return process
 
     def _environment(self, slot: int | None) -> dict[str, str]:
         kept = {name: value for name, value in self._program.environment.items() if name not in OF_A_GROUP}

@@ -20,7 +20,7 @@ def claim(directory: RunDirectory) -> TextIO:
     """
     with refusing_os_errors(f"run_dir={directory.path}", "choose another run_dir"):
         directory.path.mkdir(parents=True, exist_ok=True)
-        file = (directory.path / LOCK).open("a+", encoding="utf-8")
+        file = (directory.path / LOCK).open("a+", encoding="utf-8", errors="replace")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -33,9 +33,10 @@ def claim(directory: RunDirectory) -> TextIO:
         ) from None
     except OSError:
         return file  # no locks on this file system; process 0's own claim is tried as well
-    file.truncate(0)
-    file.write(json.dumps({"pid": os.getpid(), "host": os.uname().nodename}) + "\n")
-    file.flush()
+    me = json.dumps({"pid": os.getpid(), "host": os.uname().nodename}) + "\n"
+    with refusing_os_errors(f"run_dir={directory.path}", "free some space, or choose another run_dir"):
+        os.ftruncate(file.fileno(), 0)
+        os.write(file.fileno(), me.encode())
     return file
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxtrain.files import read_json
+
 
 @dataclass(frozen=True)
 class Lost:
@@ -95,7 +97,7 @@ class Slots:
 
     def _entries(self) -> list[dict[str, Any]]:
         try:
-            entries = json.loads(self._file.read_text())
+            entries = read_json(self._file)
         except FileNotFoundError:
             return []
         except (OSError, ValueError) as error:

@@ -1,14 +1,17 @@
 """One run from its first start to its end, over all its failures: start, watch, end together, start again."""
 
 import signal
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from jaxtrain import errors
 from jaxtrain.config import Config
+from jaxtrain.errors import ConfigError
 from jaxtrain.launchers import policy, sizes
 from jaxtrain.launchers.local import Group, Local
 from jaxtrain.launchers.policy import Ending, Policy, Restart, Stop
@@ -89,7 +92,7 @@ class Supervisor:
         heeded = [number for number in PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]
         before = {number: signal.signal(number, self._on_signal) for number in heeded}
         try:
-            return self._run()
+            return self._with_a_reason(self._run())
         finally:
             self._launcher.close()
             for number, handler in before.items():
@@ -97,21 +100,41 @@ class Supervisor:
             if self._events is not None:
                 self._events.close()
 
+    def _with_a_reason(self, end: Stop) -> Stop:
+        """Processes say themselves why they fail, into logs: where these can't be written, nobody has read it."""
+        logs = self._directory.logs
+        if end.reason or end.code in policy.ORDERLY or (why := unwritable(logs)) is None:
+            return end
+        return Stop(end.code, f"the run ended with exit code {end.code}, and may not have said why: {logs}: {why}")
+
     def _run(self) -> Stop:
         attempt, size = 1, self._next_size()
         while not isinstance(size, Stop):
-            group = self._start(attempt, size)
-            try:
-                decision = self._attempt(group)
-            finally:
-                group.kill()
-                self._view.settle()
+            decision = self._start_and_watch(attempt, size)
             if isinstance(decision, Stop):
                 return decision
             attempt, size = attempt + 1, self._next_size()
             if not isinstance(size, Stop) and (left := self._wait(attempt, size, decision)) is not None:
                 return left
         return size
+
+    def _start_and_watch(self, attempt: int, size: Size) -> policy.Decision:
+        """One attempt, from its start to its end."""
+        try:
+            group = self._start(attempt, size)
+        except OSError as error:
+            words = f"can't be started: {error.strerror or error}"
+            if attempt == 1:
+                raise ConfigError(
+                    f"--processes {size.processes}: {words}; `ulimit -a` tells what there may be"
+                ) from error
+            self._view.say(words)
+            return self._policy.decide(Ending(0, None), saved=self._progress.saved, stepped=False)
+        try:
+            return self._attempt(group)
+        finally:
+            group.kill()
+            self._view.settle()
 
     def _next_size(self) -> Size | Stop:
         """With how many processes to go on."""
@@ -145,7 +168,8 @@ class Supervisor:
         began = time.monotonic()
         self._progress.begin()
         group = self._launcher.start(attempt, self._ranks, (*size.overrides, *self._of_a_later_start(attempt)))
-        self._view.watch([process.log for process in group.processes], prefixed=size.processes > 1)
+        logs, begins = [process.log for process in group.processes], [process.log_begin for process in group.processes]
+        self._view.watch(logs, prefixed=size.processes > 1, begins=begins)
         warm = sum(process.warm for process in group.processes)
         pids = [process.pid for process in group.processes]
         seconds = round(time.monotonic() - began, 3)
@@ -241,7 +265,9 @@ class Supervisor:
         if isinstance(decision, Restart) and not stepped:
             slot = group.slots[cause.rank]
             if self._slots.failed_to_start(slot):
-                self._view.say(f"slot {slot} failed to start twice in a row, and is left out of the next start")
+                self._view.say(
+                    f"slot {slot} failed to start twice in a row; where others suffice, the next start is without it"
+                )
         if isinstance(decision, Stop) and decision.reason:
             end = last_lines(group.processes[cause.rank].log)
             log = group.processes[cause.rank].log
@@ -346,3 +372,13 @@ class Supervisor:
             if not self._told_disk:
                 self._told_disk = True
                 self._view.say(f"{self._directory.events}: can't be written ({error.strerror}); events are missing")
+
+
+def unwritable(folder: Path) -> str | None:
+    """Why nothing can be written there; None: it can."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"x" * 512)
+    except OSError as error:
+        return error.strerror
+    return None

@@ -4,7 +4,9 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TextIO
@@ -54,62 +56,75 @@ class View:
     def __init__(self, stream: TextIO | None = None):
         self._stream = sys.stdout if stream is None else stream
         self._tails: list[_Tail] = []
+        self._coming: deque[list[_Tail]] = deque()
         self._said: deque[str] = deque()
         self._shown: set[bytes] = set()
-        self._lock = threading.Lock()
+        self._settling: deque[threading.Event] = deque()
         self._wanted = threading.Event()
         self._ending = False
         self._thread = threading.Thread(target=self._run, name="view", daemon=True)
         self._thread.start()
 
-    def watch(self, logs: list[Path], *, prefixed: bool = True) -> None:
-        """Shows these logs from now on, one for each rank, and those before to their end."""
+    def watch(self, logs: list[Path], *, prefixed: bool = True, begins: Sequence[int] = ()) -> None:
+        """Shows these logs from now on, one for each rank, and those before to their end.
+
+        Args:
+            begins: from which byte on, where an earlier launch has written into them too.
+        """
         tails = []
         for rank, path in enumerate(logs):
             with contextlib.suppress(OSError):
-                tails.append(_Tail(path, b"[%d] " % rank if prefixed else b"", path.open("rb", buffering=0)))
-        self.settle()
-        with self._lock:
-            for tail in self._tails:
-                tail.file.close()
-            self._tails, self._shown = tails, set()
+                file = path.open("rb", buffering=0)
+                file.seek(begins[rank] if begins else 0)
+                tails.append(_Tail(path, b"[%d] " % rank if prefixed else b"", file))
+        self._coming.append(tails)
+        self._wanted.set()
 
     def say(self, text: str) -> None:
         """A line of the supervisor's own."""
         self._said.append(text)
         self._wanted.set()
 
-    def settle(self) -> None:
-        """Shows what is there, half lines too, once no process writes; gives up on a terminal that is stuck."""
+    def settle(self) -> bool:
+        """Shows what is there, half lines too, once no process writes; False: the terminal is stuck, and given up."""
         done = threading.Event()
+        self._settling.append(done)
+        self._wanted.set()
+        return done.wait(PATIENCE_SECONDS)
 
-        def show() -> None:
-            with self._lock:
-                while any(tail.behind() for tail in self._tails):
-                    self._show()
-                for tail in self._tails:
-                    if tail.rest:
-                        self._write(tail.prefix + tail.rest)
-                        tail.rest = b""
-            self._show_said()
-            done.set()
-
-        threading.Thread(target=show, daemon=True).start()
-        done.wait(PATIENCE_SECONDS)
-
-    def close(self) -> None:
-        """Shows what is left, and ends."""
-        self.settle()
+    def close(self) -> bool:
+        """Shows what is left, and ends; False: the terminal is stuck."""
+        settled = self.settle()
         self._ending = True
         self._wanted.set()
+        return settled
 
     def _run(self) -> None:
+        """Alone in writing, and in reading logs: it may be stuck in either."""
         while not self._ending:
             self._wanted.wait(TICK_SECONDS)
             self._wanted.clear()
-            with self._lock:
-                self._show()
+            settling = [self._settling.popleft() for _ in range(len(self._settling))]
+            while self._coming:
+                self._show_to_the_end()
+                for tail in self._tails:
+                    tail.file.close()
+                self._tails, self._shown = self._coming.popleft(), set()
+            self._show()
+            if settling:
+                self._show_to_the_end()
             self._show_said()
+            for done in settling:
+                done.set()
+
+    def _show_to_the_end(self) -> None:
+        until = time.monotonic() + PATIENCE_SECONDS
+        while any(tail.behind() for tail in self._tails) and time.monotonic() < until:
+            self._show()
+        for tail in self._tails:
+            if tail.rest:
+                self._write(tail.prefix + tail.rest)
+                tail.rest = b""
 
     def _show(self) -> None:
         for tail in self._tails:

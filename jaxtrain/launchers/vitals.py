@@ -1,6 +1,5 @@
 """How the processes of a group are, as far as one can tell from outside: from their beats and the run's files."""
 
-import json
 import os
 import time
 from dataclasses import dataclass
@@ -10,6 +9,8 @@ from typing import Any
 from jaxtrain.launchers.local import Group
 from jaxtrain.resilience.beat import Beat, read_beats
 from jaxtrain.run_directory import RunDirectory
+from jaxtrain.telemetry.events import decode_event
+from jaxtrain.telemetry.jsonl import decode_line
 
 _GAP_SECONDS = 5.0
 _LEAVING_SECONDS = 60.0
@@ -135,10 +136,8 @@ class Progress:
         except OSError:
             return None
         for line in reversed(lines):
-            try:
-                return int(json.loads(line)["step"])
-            except (ValueError, TypeError, KeyError):
-                continue
+            if type(step := (decode_line(line.decode(errors="replace") + "\n") or {}).get("step")) is int:
+                return step
         return None
 
     def blamed(self, code: int | None) -> dict[str, Any] | None:
@@ -150,6 +149,8 @@ class Progress:
         """Reads what was added to the events since the last time."""
         try:
             with self._directory.events.open("rb") as file:
+                if os.fstat(file.fileno()).st_size < self._read:
+                    self._read = 0  # another file: somebody has removed or cut it
                 file.seek(self._read)
                 added = file.read()
         except OSError:
@@ -157,14 +158,11 @@ class Progress:
         whole = added[: added.rfind(b"\n") + 1]
         self._read += len(whole)
         for line in whole.splitlines():
-            try:
-                event = json.loads(line)
-                if event["kind"] == "save":
-                    self._saved = max(self._saved, int(event["step"]))
-                elif event["kind"] == "fault" and event["process"] >= 0:
-                    self._blamed.append(event)
-            except (ValueError, TypeError, KeyError):
-                continue
+            event = decode_event(line.decode(errors="replace") + "\n") or {}
+            if event.get("kind") == "save":
+                self._saved = max(self._saved, event.get("step") or 0)
+            elif event.get("kind") == "fault" and event["process"] >= 0:
+                self._blamed.append(event)
 
 
 def _stat(path: Path) -> tuple[int | None, int]:

@@ -9,7 +9,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from jaxtrain.files import replace_file
+from jaxtrain.files import read_json, replace_file
 
 FOLDER_VARIABLE = "JAXTRAIN_BEATS"
 ATTEMPT_VARIABLE = "JAXTRAIN_ATTEMPT"
@@ -60,6 +60,6 @@ def _path(folder: Path, process: int) -> Path:
 
 def _read(path: Path) -> Beat | None:
     try:
-        return Beat(**json.loads(path.read_text()))
+        return Beat(**read_json(path))
     except (OSError, ValueError, TypeError):
         return None

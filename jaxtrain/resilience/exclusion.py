@@ -1,10 +1,9 @@
 """`RUN/excluded.json`: hosts that a run should go on without. Launchers read it."""
 
-import json
 import time
 from pathlib import Path
 
-from jaxtrain.files import replace_json
+from jaxtrain.files import read_json, replace_json
 
 
 def exclude(path: Path, host: str, rank: int, device: str, reason: str, step: int) -> None:
@@ -20,7 +19,7 @@ def exclude(path: Path, host: str, rank: int, device: str, reason: str, step: in
         step: the run's, when it was found.
     """
     try:
-        found = json.loads(path.read_text())
+        found = read_json(path)
     except (OSError, ValueError):
         found = []
     entry = {"host": host, "rank": rank, "device": device, "reason": reason, "step": step}

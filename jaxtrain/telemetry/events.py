@@ -1,5 +1,6 @@
 """`RUN/events.jsonl`: what happened to a run and when, over all its restarts."""
 
+import math
 import os
 import time
 from datetime import UTC, datetime
@@ -8,6 +9,12 @@ from typing import Any, Self
 
 from jaxtrain.telemetry import jsonl
 
+_NUMBERS = (
+    "step", "steps", "position", "seconds", "stall", "data_wait", "wait", "seen_after", "stopped_after", "attempt",
+    "processes", "exit_code", "rank", "to", "first", "last",
+)  # fmt: skip
+_END_OF_TIME = 1e11
+"""In unix seconds, some millennia from now."""
 STAMP = ("time", "date", "kind", "process")
 
 
@@ -83,5 +90,19 @@ class EventLog:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """The events in order; a line torn by a crash is passed over."""
-    return jsonl.read(path)
+    """The events in order; a line torn by a crash, or that is no event, is passed over."""
+    return jsonl.read(path, decode_event)
+
+
+def decode_event(line: str) -> dict[str, Any] | None:
+    """The event of a whole line: it has a time, a kind and a process, and each number is one, or null."""
+    event = jsonl.decode_line(line)
+    if event is None or not isinstance(event.get("kind"), str) or not _is_number(event.get("process")):
+        return None
+    if not _is_number(event.get("time")) or not 0 <= event["time"] < _END_OF_TIME:
+        return None
+    return event if all(event.get(name) is None or _is_number(event[name]) for name in _NUMBERS) else None
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int or (type(value) is float and math.isfinite(value))

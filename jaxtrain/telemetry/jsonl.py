@@ -3,11 +3,12 @@
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 NON_FINITE = "non_finite"
+Decode = Callable[[str], dict[str, Any] | None]
 
 logger = logging.getLogger(__name__)
 
@@ -25,23 +26,32 @@ def encode(record: Mapping[str, Any]) -> str:
     return json.dumps(plain, allow_nan=False) + "\n"
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read(path: Path, decode: Decode | None = None) -> list[dict[str, Any]]:
     """The records of a file, as they were given to `encode`.
 
     A last line that a crash tore is passed over; any other that is no JSON object too, with a warning.
+
+    Args:
+        decode: what makes a record of a line, or None where the line is none of a file of this sort.
     """
-    return [record for record, _ in read_with_lines(path)]
+    return [record for record, _ in read_with_lines(path, decode)]
 
 
-def read_with_lines(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+def read_with_lines(path: Path, decode: Decode | None = None) -> Iterator[tuple[dict[str, Any], str]]:
     """Yields each record with the line that it came from."""
+    decode = decode or decode_line
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
-            record = _decode(line)
+            record = decode(line)
             if record is not None:
                 yield record, line
             elif line.endswith("\n"):  # without a newline it is the last line, torn by a crash
-                logger.warning("%s, line %d is not a JSON object and is passed over: %.60r", path, number, line)
+                logger.warning(
+                    "%s, line %d is not a JSON object of this sort of file and is passed over: %.60r",
+                    path,
+                    number,
+                    line,
+                )
 
 
 def lines_below(path: Path, key: str, bound: int) -> str:
@@ -53,7 +63,8 @@ def lines_below(path: Path, key: str, bound: int) -> str:
     return "".join(line for number, line in numbered if isinstance(number, int) and number < bound)
 
 
-def _decode(line: str) -> dict[str, Any] | None:
+def decode_line(line: str) -> dict[str, Any] | None:
+    """The record of a whole line, as it was given to `encode`; None: it is none."""
     if not line.endswith("\n"):
         return None
     try:
@@ -61,7 +72,7 @@ def _decode(line: str) -> dict[str, Any] | None:
         if not isinstance(record, dict):
             return None
         return record | {key: float(value) for key, value in record.pop(NON_FINITE, {}).items()}
-    except (ValueError, TypeError, AttributeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
 

@@ -6,6 +6,8 @@ from typing import Any, Self
 from jaxtrain.files import replace_file
 from jaxtrain.telemetry import jsonl
 
+_NUMBERS = ("loss", "grad_norm", "learning_rate", "tokens", "tokens_per_second", "step_seconds", "data_wait")
+
 
 class MetricsWriter:
     """Appends metrics; steps that a resumed run will repeat are dropped on opening.
@@ -40,8 +42,17 @@ class MetricsWriter:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics file in order; a last line that is being written, or was torn, is passed over."""
-    return jsonl.read(path)
+    """The lines of a metrics file in order; one that is being written, was torn or is no metrics is passed over."""
+    return jsonl.read(path, _decode)
+
+
+def _decode(line: str) -> dict[str, Any] | None:
+    """Of a whole line: a step, and what is measured as numbers, or null."""
+    record = jsonl.decode_line(line)
+    if record is None or type(record.get("step")) is not int:
+        return None
+    measured = [value for name, value in record.items() if name in _NUMBERS or name.startswith("eval_")]
+    return record if all(value is None or type(value) in (int, float) for value in measured) else None
 
 
 def _drop_lines_after(path: Path, resume_step: int) -> None:

@@ -30,7 +30,22 @@ def as_json(norms: NamedNorms) -> dict[str, Any]:
 
 def read_norms(path: Path) -> list[dict[str, Any]]:
     """The lines of a file in order, with NaN for null."""
-    return [{kind: _with_nan(value) for kind, value in line.items()} for line in jsonl.read(path)]
+    return [{kind: _with_nan(value) for kind, value in line.items()} for line in jsonl.read(path, _decode)]
+
+
+def _decode(line: str) -> dict[str, Any] | None:
+    """Of a whole line: a step, and for each kind the norms by parameter; None: it is another one's."""
+    record = jsonl.decode_line(line)
+    if record is None or type(record.get("step")) is not int:
+        return None
+    return record if all(_is_norms(value) for kind, value in record.items() if kind != "step") else None
+
+
+def _is_norms(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    found = [norm for norms in value.values() for norm in (norms if isinstance(norms, list) else [norms])]
+    return bool(found) and all(norm is None or type(norm) in (int, float) for norm in found)
 
 
 def layer_by_layer(norms: ByParameter) -> Iterator[tuple[str, float]]:

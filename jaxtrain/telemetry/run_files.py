@@ -1,6 +1,5 @@
 """A run directory, read: what `report` and its pictures are made from."""
 
-import json
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +10,8 @@ from jaxtyping import Float64
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from jaxtrain.errors import EXIT_COMPLETE, ConfigError
+from jaxtrain.errors import EXIT_COMPLETE, ConfigError, refusing_os_errors
+from jaxtrain.files import read_json
 from jaxtrain.run_directory import RunDirectory
 from jaxtrain.telemetry.events import read_events
 from jaxtrain.telemetry.metrics import read_metrics
@@ -47,7 +47,8 @@ class Run:
     def planned(self) -> int | None:
         """Steps that the run was to have: those of the config, or what its data gave where that leaves it open."""
         told = [event["steps"] for event in self.of_kind("start") if event.get("steps") is not None]
-        return self.config.get("steps") or (told[-1] if told else None)
+        configured = self.config.get("steps")
+        return configured if type(configured) is int and configured > 0 else (told[-1] if told else None)
 
     @property
     def restarts(self) -> list[int]:
@@ -81,8 +82,13 @@ def read_run(path: Path) -> Run:
     """Reads a run directory.
 
     Raises:
-        ConfigError: `path` is no run directory, or the run has not finished a step yet.
+        ConfigError: `path` is no run directory, can't be read, or the run has not finished a step yet.
     """
+    with refusing_os_errors(f"{path}", "name the run_dir of a run whose files you may read"):
+        return _read_run(path)
+
+
+def _read_run(path: Path) -> Run:
     if not path.is_dir():
         raise ConfigError(f"{path}: no such directory; name the run_dir of a run")
     files = RunDirectory(path)
@@ -130,7 +136,7 @@ def _read_info(path: Path) -> Record:
     if not path.exists():
         return {}
     try:
-        info = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}, line {error.lineno}: not JSON: {error.msg}") from error
+        info = read_json(path)
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON: {error}") from error
     return info if isinstance(info, dict) else {}

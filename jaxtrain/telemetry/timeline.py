@@ -119,11 +119,16 @@ def read_timeline(folder: Path) -> dict[int, tuple[str, list[dict[str, Any]]]]:
     for rank, path in _files(folder):
         with contextlib.suppress(OSError):
             lines = jsonl.read(path)
-            steps = [line for line in lines if line.keys() >= {"step", *PARTS}]
+            steps = [line for line in lines if _is_step(line)]
             hosts = [str(line["hostname"]) for line in lines if "hostname" in line]
             if steps:
                 ranks[rank] = (hosts[0] if hosts else "?", steps)
     return ranks
+
+
+def _is_step(line: dict[str, Any]) -> bool:
+    measured = [line.get(name) for name in PARTS] + [line.get(name, 0.0) for name in ("probe", "probe_seconds")]
+    return type(line.get("step")) is int and all(type(value) in (int, float) for value in measured)
 
 
 def _files(folder: Path) -> list[tuple[int, Path]]:

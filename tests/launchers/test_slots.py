@@ -42,7 +42,7 @@ def test_what_is_said_of_other_hosts_is_not_ours(tmp_path: Path) -> None:
     assert found.available == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("text", ['[{"rank": 1', "7", "[7]"])
+@pytest.mark.parametrize("text", ['[{"rank": 1', "7", "[7]", "[" * 100_000])
 def test_a_file_that_cannot_be_read_is_named_and_changes_nothing(text: str, tmp_path: Path) -> None:
     found = slots(tmp_path)
     exclude(tmp_path, {"slot": 1})

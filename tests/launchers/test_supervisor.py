@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launchers.launched import Launched, is_alive, is_stopped, wait_until
+from tests.launchers.launched import PATIENCE_SECONDS, Launched, is_alive, is_stopped, wait_until
 
 STEPS_AND_END = [["steps", 9], ["save", 9], ["exit", 0]]
 HANG = [["keep_beating"], ["hang"]]
@@ -147,6 +147,13 @@ def test_ctrl_c_while_it_waits_to_start_again_ends_it(tmp_path: Path) -> None:
     assert launched.events("restart")[-1]["attempt"] == len(launched.events("launch")) + 1
 
 
+def test_what_an_earlier_launch_has_shown_is_not_shown_again(tmp_path: Path) -> None:
+    for word in ("first", "second"):
+        code, output = Launched(tmp_path, {"*": [["say", f"{word}\n"], ["exit", 75]]}, "--processes", "1").end()
+        assert code == 75
+        assert [line for line in output.splitlines() if not line.startswith("launch: ")] == [word]
+
+
 def test_a_second_supervisor_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
     plan = {"*": [["wait_for", "go"], *STEPS_AND_END]}
     first = Launched(tmp_path, plan, "--processes", "1")
@@ -169,6 +176,19 @@ def test_neither_a_flood_nor_logs_that_cannot_be_written_stop_a_run(tmp_path: Pa
     unwritten = Launched(tmp_path / "full", {"1.1": [["exit", 1]], "*": STEPS_AND_END}, "--processes", "2")
     code, output = unwritten.end()
     assert code == 0, output
+    unwritten = Launched(tmp_path / "full", {"*": [["exit", 2]]}, "--processes", "1")
+    code, output = unwritten.end()
+    assert code == 2
+    assert f"exit code 2, and may not have said why: {unwritten.run / 'logs'}: Not a directory" in output
+
+
+@pytest.mark.slow
+def test_a_terminal_that_is_stuck_holds_up_neither_a_restart_nor_the_end(tmp_path: Path) -> None:
+    flood = [["say", "x" * 99 + "\n"]] * 2000
+    plan = {"1.0": [*flood, ["steps", 1], ["die", "SIGKILL"]], "*": [["steps", 2], ["exit", 0]]}
+    launched = Launched(tmp_path, plan, "--processes", "1")
+    assert launched.process.wait(PATIENCE_SECONDS) == 0, "nobody has read what it shows"
+    assert launched.steps() == 2
 
 
 def test_a_bad_slot_is_left_out_and_comes_back(tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
 """Logs of several ranks shown as one."""
 
 import io
+import threading
 from pathlib import Path
+
+import pytest
 
 from jaxtrain.launchers import view
 from jaxtrain.launchers.view import View, last_lines
@@ -59,6 +62,34 @@ def test_a_line_without_an_end_is_shown_in_pieces(tmp_path: Path) -> None:
     seen.watch([log])
     seen.close()
     assert [len(line) for line in shown.getvalue().splitlines()] == [view.MOST_BYTES_AT_ONCE + len("[0] ")] * 3
+
+
+def test_a_terminal_that_is_stuck_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view, "PATIENCE_SECONDS", 0.1)
+    going_on, stuck = threading.Event(), threading.Event()
+
+    class Terminal(io.StringIO):
+        def write(self, text: str, /) -> int:
+            stuck.set()
+            going_on.wait()
+            return super().write(text)
+
+    logs = [tmp_path / "first", tmp_path / "second"]
+    for log in logs:
+        log.write_text(f"{log.name}\n")
+    shown = Terminal()
+    seen = View(shown)
+    seen.watch(logs[:1], prefixed=False)
+    stuck.wait()
+    seen.settle()
+    starting_again = threading.Thread(target=seen.watch, args=(logs[1:],), kwargs={"prefixed": False}, daemon=True)
+    starting_again.start()
+    starting_again.join(10)
+    assert not starting_again.is_alive()
+    monkeypatch.undo()
+    going_on.set()
+    seen.close()
+    assert shown.getvalue() == "first\nsecond\n"
 
 
 def test_the_end_of_a_log_is_found(tmp_path: Path) -> None:

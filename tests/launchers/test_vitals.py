@@ -1,5 +1,6 @@
 """Who gives no sign of life is silent; who has said that its run has ended may take its time."""
 
+import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,8 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from jaxtrain.launchers.vitals import Vitals
+from jaxtrain.launchers.vitals import Progress, Vitals
 from jaxtrain.resilience.beat import Beat, write_beat
+from jaxtrain.run_directory import RunDirectory
+from jaxtrain.telemetry.events import EventLog
 
 
 def beat(process: int, *, leaving: bool = False) -> Beat:
@@ -37,3 +40,19 @@ def test_a_process_that_waits_for_the_others_at_its_end_is_not_silent(
         last = vitals.silent()
     assert last is not None
     assert last[0] == 0, "nor for ever"
+
+
+def test_progress_is_seen_through_lines_of_somebody_else_and_in_a_file_that_was_cut(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    with EventLog(directory.events) as events:
+        events.write("start", step=0)
+        progress = Progress(directory)
+        with directory.events.open("ab") as file:
+            file.write(b"\xff\n" + b"[" * 100_000 + b'\n{"kind": "save", "step": "x"}\n{"kind": "fault"}\n')
+        events.write("save", step=5)
+        assert progress.saved == 5
+        os.truncate(directory.events, 0)
+        events.write("save", step=6)
+        assert progress.saved == 6
+    directory.metrics.write_bytes(b'{"step": 7}\n{"step": 1e999}\n{"step": "x"}\n' + b"[" * 10_000 + b"\n")
+    assert progress.step == 7

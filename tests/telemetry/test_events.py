@@ -75,3 +75,25 @@ def test_lines_of_several_processes_do_not_mix(path):
     events = read_events(path)
     for process in range(2):
         assert [event["step"] for event in events if event["process"] == process] == list(range(200))
+
+
+NO_EVENTS = (
+    '{"kind": "save", "process": 0}',
+    '{"time": "noon", "kind": "save", "process": 0}',
+    '{"time": 1e300, "kind": "save", "process": 0}',
+    '{"time": 1, "kind": 3, "process": 0}',
+    '{"time": 1, "kind": "save"}',
+    '{"time": 1, "kind": "save", "process": 0, "step": []}',
+    '{"time": 1, "kind": "save", "process": 0, "step": 1, "seconds": "x"}',
+    '{"time": 1, "kind": "save", "process": 0, "step": 1e999}',
+    "[" * 100_000,
+)
+
+
+def test_what_somebody_else_wrote_is_passed_over(path, caplog):
+    path.parent.mkdir()
+    path.write_text("\n".join(NO_EVENTS) + "\n")
+    with EventLog(path) as events:
+        events.write("fault", step=None, exit_code=None, rank=1)
+    assert [event["kind"] for event in read_events(path)] == ["fault"]
+    assert f"{path}, line {len(NO_EVENTS)} is not" in caplog.text
