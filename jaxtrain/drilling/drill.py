@@ -242,12 +242,15 @@ class _Watch:
             self._outcome.seen = max(seen["time"] - begun, 0.0)
             if fault.kind in WITHOUT_A_RESTART:
                 return self._outcome
+            # What ends the attempt may take a while: until the next one is launched, its steps are of the old one.
+            short = fault.kind == "lost"
+            self._find(
+                "was not started again", lambda event: _is("launch")(event) and (not short or self._short(event))
+            )
             if altered is not None:
                 restored = self._find("nothing was restored", _is("restore"))
                 if restored["step"] >= altered:
                     self._problem(f"step {restored['step']} was restored, and {altered} had been altered")
-            if fault.kind == "lost":
-                self._find("did not go on with fewer", lambda event: _is("launch")(event) and self._short(event))
             self._outcome.back = self._find("no step after it", _is("progress"))["time"] - begun
             if fault.kind == "lost":
                 self._find("no checkpoint with fewer processes", _is("save"))
