@@ -12,7 +12,7 @@ FAULTS = {
     "term": "SIGTERM to one process, as a scheduler preempts a job",
     "nan": "a batch whose loss is not a number",
     "slow": "one process that takes half as long again for each step",
-    "corrupt": "SIGKILL, and the newest checkpoint has changed on the disk",
+    "corrupt": "SIGKILL to all, and the newest checkpoint has changed on the disk",
     "full": "a full disk while a checkpoint is written",
     "lost": "a process that dies and whose place stays empty until the next restart",
 }

@@ -34,7 +34,11 @@ class Target:
         Returns the step of the checkpoint that was altered, if one was.
         """
         rank = fault.rank % len(self._pids)
-        altered = self._alter_newest_checkpoint() if fault.kind == "corrupt" else None
+        altered = None
+        if fault.kind == "corrupt":
+            self._signal_all(signal.SIGSTOP)  # one that survived could complete a newer checkpoint
+            altered = self._alter_newest_checkpoint()
+            self._signal_all(signal.SIGKILL)
         if fault.kind == "lost":
             lost = [{"slot": rank, "reason": "taken away by the drill"}]
             replace_file(self.directory.excluded, json.dumps(lost))
@@ -46,6 +50,10 @@ class Target:
         """Puts the lost place back, and lets the next restart come."""
         self.directory.excluded.unlink()
         os.kill(self._pids[0], signal.SIGKILL)
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for pid in self._pids:
+            os.kill(pid, number)
 
     def _alter_newest_checkpoint(self) -> int:
         """One byte, in the middle of its largest file of arrays; returns its step."""
@@ -63,7 +71,6 @@ _SIGNALS = {
     "kill": signal.SIGKILL,
     "stop": signal.SIGSTOP,
     "term": signal.SIGTERM,
-    "corrupt": signal.SIGKILL,
     "lost": signal.SIGKILL,
 }
 
@@ -78,7 +85,7 @@ SEEN: Mapping[str, Seen] = {
     "term": lambda fault, event: event["kind"] == "preempt" and event.get("signal") == "SIGTERM",
     "nan": lambda fault, event: event["kind"] == "skip",
     "slow": lambda fault, event: event["kind"] == "health" and event["what"] == "slow" and event["rank"] == fault.rank,
-    "corrupt": lambda fault, event: _names(fault, event) and event["exit_code"] == -signal.SIGKILL,
+    "corrupt": lambda fault, event: event["kind"] == "fault" and event["exit_code"] == -signal.SIGKILL,
     "full": lambda fault, event: event["kind"] == "stop" and "No space left" in str(event.get("reason")),
     "lost": lambda fault, event: _names(fault, event) and event["exit_code"] == -signal.SIGKILL,
 }
