@@ -195,7 +195,9 @@ class Config(Section):
         may_change=True,
     )
     compile_cache: LocalPath | None = setting(
-        Path("~/.cache/jaxtrain/compile"), "Directory of compiled programs; null: none.", may_change=True
+        Path("~/.cache/jaxtrain/compile"),
+        "Directory of compiled programs, best one that all hosts see, since process 0 writes for all; null: none.",
+        may_change=True,
     )
     cpu_devices: Count | None = setting(
         None,
