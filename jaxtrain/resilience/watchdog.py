@@ -7,41 +7,29 @@ hears nothing judges by itself.
 """
 
 import contextlib
-import faulthandler
 import logging
 import os
-import re
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Self
 
 import jax
 
 from jaxtrain.config import Config
-from jaxtrain.errors import EXIT_REQUEUE, JaxtrainError, MissingWorkerError, first_line
+from jaxtrain.errors import EXIT_REQUEUE, first_line
 from jaxtrain.resilience.beat import Beat, folder_of_beats, write_beat
 from jaxtrain.resilience.channel import Channel
 from jaxtrain.resilience.courier import Courier
+from jaxtrain.resilience.ending import LOOK_AGAIN, MOMENT, SILENT, Ending
 from jaxtrain.resilience.preemption import AbandonedTogether, Signals
+from jaxtrain.resilience.signs import is_alive, is_of_others, this_machine, waits_for_others
 from jaxtrain.resilience.verdict import Status, Verdict, judge, lost
 from jaxtrain.resilience.whereabouts import Phase, here
-from jaxtrain.telemetry.events import EventLog
 
-_LOOK_AGAIN = 0.25
-_SILENT = 3.5
-"""Seconds without word after which a process that others wait for is silent: words come each second."""
-_MOMENT = 3.0
-"""Seconds that one process gives another one to speak for itself."""
-_OF_OTHERS = re.compile(
-    r"gloo|nccl|connection|socket|broken pipe|peer|heartbeat|coordination|barrier|unavailable|deadline|cancel|abort",
-    re.IGNORECASE,
-)
 _log = logging.getLogger(__name__)
 
 
@@ -59,8 +47,6 @@ class Watchdog:
         self._start_limit = config.distributed.start_timeout
         self._silence = config.distributed.heartbeat_timeout
         self._grace = config.grace_seconds
-        self._crash = crash
-        self._events = events
         self._signals = signals or Signals()
         self._rank = jax.process_index()
         self._count = jax.process_count()
@@ -68,11 +54,10 @@ class Watchdog:
         self._machine = this_machine()
         self._channel = Channel()
         self._courier = Courier(self._channel, self._rank, self._status)
+        self._ending = Ending(crash, events, self._courier, self._rank, self._count)
         self._beats = folder_of_beats()
         self._beat_at = 0.0
-        self._recording = False
         self._saved: int | None = None
-        self._last_words: list[Callable[[], None]] = []
         self._request: Callable[[], None] | None = None
         self._told: tuple[str, int, float] | None = None
         self._over_since: float | None = None
@@ -108,7 +93,7 @@ class Watchdog:
 
     def recording(self) -> None:
         """The run directory is this run's: faults go into it from now on."""
-        self._recording = True
+        self._ending.recording = True
 
     def restored(self, step: int) -> None:
         """The run goes on behind `step`; 0: it begins."""
@@ -116,7 +101,7 @@ class Watchdog:
 
     def at_end(self, write: Callable[[], None]) -> None:
         """`write` is called, from another thread, before the watchdog ends this process."""
-        self._last_words.append(write)
+        self._ending.last_words.append(write)
 
     def saved(self, step: int) -> None:
         """The newest complete checkpoint is that of `step`."""
@@ -133,10 +118,10 @@ class Watchdog:
 
     def told(self) -> str:
         """Who was told to leave by what, for a message. Waits a moment for the word of that process."""
-        until = time.monotonic() + _MOMENT
+        until = time.monotonic() + MOMENT
         while self._told is None and time.monotonic() < until:
             self._courier.hurry()
-            time.sleep(_LOOK_AGAIN)
+            time.sleep(LOOK_AGAIN)
         return "a signal to another process" if self._told is None else f"{self._told[0]} to process {self._told[1]}"
 
     def abandon_together(self) -> AbandonedTogether:
@@ -166,7 +151,7 @@ class Watchdog:
         if self._count > 1 and theirs:
             _log.info("the work ended with an error; is another process the cause?", exc_info=error)
             self._wake.set()
-            self._cleared.wait(4 * _MOMENT)
+            self._cleared.wait(4 * MOMENT)
 
     # What this process says of itself.
 
@@ -232,13 +217,13 @@ class Watchdog:
                 self._look()
             except Exception:
                 _log.exception("the watchdog stumbled, and goes on")
-            self._wake.wait(_LOOK_AGAIN)
+            self._wake.wait(LOOK_AGAIN)
             self._wake.clear()
 
     def _look(self) -> None:
         words = self._courier.words
         if "verdict" in words:
-            self._end(Verdict.read(words["verdict"]))
+            self._ending.end(Verdict.read(words["verdict"]))
         self._heed_signals(words)
         mine = self._status(0)
         if self._failed is not None:
@@ -252,17 +237,17 @@ class Watchdog:
             self._over_since = time.monotonic()
             self._courier.curious = True
             self._courier.hurry()
-        if self._rank == 0 or (over and time.monotonic() - (self._over_since or 0.0) > _MOMENT):
+        if self._rank == 0 or (over and time.monotonic() - (self._over_since or 0.0) > MOMENT):
             self._judge(mine)
 
     def _judge(self, mine: Status) -> None:
-        if self._rank != 0 and self._courier.unanswered_for() > _MOMENT:
-            self._end(lost(self._first_process(), "silent", "does not answer, and others wait for it"))
+        if self._rank != 0 and self._courier.unanswered_for() > MOMENT:
+            self._ending.end(lost(self._first_process(), "silent", "does not answer, and others wait for it"))
         statuses = {**self._courier.statuses, self._rank: mine}
-        silent = [rank for rank in statuses if rank != self._rank and self._courier.silent_for(rank) > _SILENT]
+        silent = [rank for rank in statuses if rank != self._rank and self._courier.silent_for(rank) > SILENT]
         verdict = judge(statuses, silent)
         if verdict is not None:
-            self._end(verdict)
+            self._ending.end(verdict)
 
     def _look_at_others(self) -> None:
         """Has another process been silent for too long, or failed where this one has not?"""
@@ -272,20 +257,20 @@ class Watchdog:
                 refused is not None and time.monotonic() - refused > 1.0
             ):
                 what = "silent" if refused is None else "died"
-                self._end(lost(self._first_process(), what, "is gone: it answers nobody"))
+                self._ending.end(lost(self._first_process(), what, "is gone: it answers nobody"))
             return
         for rank, status in self._courier.statuses.items():
             if status.ended or rank == self._rank:
                 continue
             if self._is_dead(status):
-                self._end(lost(status, "died", "is gone"))
+                self._ending.end(lost(status, "died", "is gone"))
             if (quiet := self._courier.silent_for(rank)) > self._silence:
                 evidence = f"has said nothing for {quiet:.0f} s (distributed.heartbeat_timeout={self._silence})"
-                self._end(lost(status, "silent", evidence))
+                self._ending.end(lost(status, "silent", evidence))
             if status.failed and not status.theirs:
                 since = self._failures.setdefault(rank, time.monotonic())
-                if time.monotonic() - since > _MOMENT:
-                    self._end(lost(status, "failed", f"failed ({status.failed}); its own output says more"))
+                if time.monotonic() - since > MOMENT:
+                    self._ending.end(lost(status, "failed", f"failed ({status.failed}); its own output says more"))
 
     def _look_for_the_cause(self, mine: Status) -> None:
         """This process failed as it does where another one is lost: which one?"""
@@ -295,15 +280,15 @@ class Watchdog:
             self._cleared.set()
             return
         waited = time.monotonic() - since
-        if self._rank != 0 and (self._courier.refused_since or self._courier.unanswered_for() > _MOMENT):
-            self._end(lost(self._first_process(), "died", "is gone: it answers nobody"))
+        if self._rank != 0 and (self._courier.refused_since or self._courier.unanswered_for() > MOMENT):
+            self._ending.end(lost(self._first_process(), "died", "is gone: it answers nobody"))
         others = {rank: status for rank, status in self._courier.statuses.items() if rank != self._rank}
         for rank, status in sorted(others.items()):
             if status.failed and not status.theirs:
-                self._end(lost(status, "failed", f"failed ({status.failed}); its own output says more"))
-            if not status.ended and (self._is_dead(status) or self._courier.silent_for(rank) > _MOMENT):
-                self._end(lost(status, "died", "is gone: it says nothing any more"))
-        if waited > 2 * _MOMENT:
+                self._ending.end(lost(status, "failed", f"failed ({status.failed}); its own output says more"))
+            if not status.ended and (self._is_dead(status) or self._courier.silent_for(rank) > MOMENT):
+                self._ending.end(lost(status, "died", "is gone: it says nothing any more"))
+        if waited > 2 * MOMENT:
             self._cleared.set()
 
     def _is_dead(self, status: Status) -> bool:
@@ -325,21 +310,23 @@ class Watchdog:
         if self._told is None or self._failed is not None:
             return
         waited = time.monotonic() - self._told[2]
-        if self._request is None and (self._rank == 0 or waited > _MOMENT):
-            self._end(self._leaving("before the first step, so there is nothing to save"))
+        if self._request is None and (self._rank == 0 or waited > MOMENT):
+            self._ending.end(self._leaving("before the first step, so there is nothing to save"))
         if waited > self._grace:
             newest = (
                 "no checkpoint is complete"
                 if self._saved is None
                 else f"the newest checkpoint is of step {self._saved}"
             )
-            self._end(self._leaving(f"before a save was complete: grace_seconds={self._grace} have passed; {newest}"))
+            self._ending.end(
+                self._leaving(f"before a save was complete: grace_seconds={self._grace} have passed; {newest}")
+            )
 
     def _tell_the_loop(self) -> None:
         assert self._told is not None
         name, rank, _ = self._told
         if self._rank == 0:
-            self._record("preempt", step=here.step, signal=name, rank=rank)
+            self._ending.record("preempt", step=here.step, signal=name, rank=rank)
         if self._request is not None:
             self._request()
 
@@ -348,120 +335,3 @@ class Watchdog:
         name, rank, _ = self._told
         text = f"told to leave by {name} to process {rank}; left {words}; the same command goes on"
         return Verdict(EXIT_REQUEUE, "preempted", text, rank, self._host, here.step, here.phases[0].name)
-
-    # How it ends.
-
-    def _end(self, verdict: Verdict) -> NoReturn:
-        """Of this process; the others hear of it."""
-        fault = verdict.what != "preempted"
-        if self._rank == 0:
-            self._courier.say("verdict", verdict.text())
-        show = f"error: {verdict.words}" if fault else verdict.words
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
-            sys.stderr.write(f"{show}\n")
-            sys.stderr.flush()
-        _within_a_moment(lambda: self._write_stacks(verdict) if fault else None)
-        if self._rank == 0:
-            self._wait_for_the_others()
-        else:
-            self._courier.say(f"left-{self._rank}", "")
-            self._courier.stop(1.0)
-        _within_a_moment(lambda: self._write_events(verdict, fault))  # last: the main thread may still write some
-        os._exit(verdict.code)
-
-    def _wait_for_the_others(self) -> None:
-        """Process 0 goes last: its end ends the others."""
-        until = time.monotonic() + 2 * _MOMENT
-        while time.monotonic() < until:
-            left = {int(key.removeprefix("left-")) for key in self._courier.words if key.startswith("left-")}
-            gone = left | {rank for rank, status in self._courier.statuses.items() if status.ended}
-            # One that has said nothing yet has only just begun.
-            if all(rank in gone or self._courier.silent_for(rank) >= _SILENT for rank in range(1, self._count)):
-                break
-            time.sleep(_LOOK_AGAIN)
-
-    def _write_events(self, verdict: Verdict, fault: bool) -> None:
-        _log.info("the run ends: %s", verdict.words)
-        for write in self._last_words:
-            write()
-        writes = self._rank == 0 or (self._rank == 1 and verdict.rank == 0 and verdict.what in ("died", "silent"))
-        if not writes:
-            return
-        if fault:
-            self._record(
-                "fault",
-                what=verdict.what,
-                rank=verdict.rank,
-                host=verdict.host,
-                step=verdict.step,
-                phase=verdict.phase,
-                exit_code=verdict.code,
-                seen_after=round(time.monotonic() - here.phases[0].since, 1),
-            )
-        self._record("stop", step=here.step, reason=verdict.words, exit_code=verdict.code)
-
-    def _write_stacks(self, verdict: Verdict) -> None:
-        """Of all threads of this process."""
-        now = datetime.now(UTC)
-        header = f"{now.isoformat(timespec='seconds')} process {self._rank} on {self._host}: {verdict.words}\n\n"
-        if not self._recording:
-            faulthandler.dump_traceback(sys.__stderr__ or 2)
-            return
-        self._crash.mkdir(parents=True, exist_ok=True)
-        path = self._crash / f"{now:%Y%m%dT%H%M%S}-process-{self._rank}.txt"
-        with path.open("w", encoding="utf-8") as file:
-            file.write(header)
-            file.flush()
-            faulthandler.dump_traceback(file)
-
-    def _record(self, kind: str, **fields: Any) -> None:
-        if self._recording:
-            with contextlib.suppress(OSError), EventLog(self._events, self._rank) as events:
-                events.write(kind, **fields)
-
-
-def _within_a_moment(write: Callable[[], None]) -> None:
-    """Unless the file system is what is stuck."""
-
-    def try_to() -> None:
-        with contextlib.suppress(OSError):
-            write()
-
-    writer = threading.Thread(target=try_to, daemon=True)
-    writer.start()
-    writer.join(_MOMENT)
-
-
-def this_machine() -> str:
-    """The same for two processes only if they see the same process numbers; empty where that can't be told."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return ""
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process of this machine runs: one that has ended, and that nobody has asked after, doesn't."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (OSError, IndexError):
-        return False
-
-
-def is_of_others(error: BaseException) -> bool:
-    """Whether an error, or what it was made of, is such as comes of the loss of another process."""
-    told = [each for each in (error, error.__cause__) if each is not None and not isinstance(each, JaxtrainError)]
-    return isinstance(error, MissingWorkerError) or any(_OF_OTHERS.search(str(each)) for each in told)
-
-
-def waits_for_others() -> bool:
-    """Whether a thread of this process is at a barrier of Orbax's, which doesn't tell us."""
-    for frame in sys._current_frames().values():
-        inner: Any = frame
-        while inner is not None:
-            if inner.f_code.co_filename.endswith("multihost/multihost.py"):
-                return True
-            inner = inner.f_back
-    return False

@@ -96,5 +96,5 @@ def test_a_process_that_the_watchdog_ends_leaves_its_timeline(
     line.step(1, 1.0)
     watchdog = Watchdog(tiny_config(tmp_path, tiny_data), tmp_path / "crash", tmp_path / "events.jsonl")
     watchdog.at_end(line.write)
-    watchdog._end(Verdict(9, "stuck", "the main thread is stuck"))
+    watchdog._ending.end(Verdict(9, "stuck", "the main thread is stuck"))
     assert [found["step"] for found in read_timeline(tmp_path / "timeline")[0][1]] == [1]
