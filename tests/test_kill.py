@@ -15,10 +15,8 @@ from tests.runs import (
     kill_when,
     row_log,
     start,
-    start_group,
     step_losses,
     train,
-    train_group,
     write_tiny,
 )
 
@@ -101,24 +99,3 @@ def test_one_process_killed_at_random_moments_ends_bit_equal(mesh: str, tmp_path
     assert_resumed_at_the_newest(run_dir, resumed_at)
     assert_same_end(run_dir, tmp_path / "alone")
     assert row_log(run_dir) == row_log(tmp_path / "alone")
-
-
-def test_two_processes_of_which_one_is_killed_end_bit_equal(tmp_path: Path, tiny_data: Path) -> None:
-    arguments = [str(write_config(tmp_path, tiny_data, steps=24)), *RUN, "mesh.fsdp=8"]
-    run_dir, resumed_at = tmp_path / "run", []
-    # Alone in the sense of undisturbed: two processes add up in another order than one.
-    results = train_group([*arguments, f"run_dir={tmp_path / 'alone'}", "checkpoint.every=20"])
-    assert [code for code, _ in results] == [0, 0], results
-    draw = random.Random(2)
-    for victim, moment in [
-        (1, functools.partial(after_step, draw.randint(4, 8))),
-        (0, functools.partial(while_saving, draw.randint(12, 18))),
-    ]:
-        resumed_at.append(newest(run_dir))
-        kill_when(functools.partial(moment, run_dir), start_group(arguments), victim)
-    resumed_at.append(newest(run_dir))
-    results = train_group(arguments)
-    assert [code for code, _ in results] == [0, 0], results
-    assert 0 < resumed_at[1] < resumed_at[2]
-    assert_resumed_at_the_newest(run_dir, resumed_at)
-    assert_same_end(run_dir, tmp_path / "alone")

@@ -214,18 +214,14 @@ def test_a_run_that_has_diverged_ends_with_the_same_code(
 
 
 @pytest.mark.slow
-def test_two_processes_take_the_same_branch(tmp_path: Path, tiny_data: Path) -> None:
+def test_two_processes_rewind_as_one(tmp_path: Path, tiny_data: Path) -> None:
     arguments = [f"wrong-targets={POSITION}", str(write_tiny(tmp_path, tiny_data)), *RUN, "mesh.fsdp=8"]
-    for policy, done in [("skip", []), ("rewind", [(30, 20)])]:
-        run_dir = tmp_path / policy
-        results = train_group(
-            [*arguments, f"run_dir={run_dir}", f"spikes.loss={policy}"], timeout=180, program=("-m", "tests.faults")
-        )
-        assert [code for code, _ in results] == [0, 0], results
-        assert [event["action"] for event in events(run_dir, "spike")] == [policy]
-        assert [(event["step"], event["to"]) for event in events(run_dir, "rewind")] == done
-        assert sorted(step_losses(run_dir)) == list(range(1, 37))
-        for process in range(2):
-            lines = read(run_dir / f"rows-{process}.jsonl")
-            assert [line["position"] for line in lines if line["skipped"]] == ([POSITION] if policy == "skip" else [])
-            assert POSITION not in [line["position"] for line in lines if not line["skipped"]]
+    run_dir = tmp_path / "run"
+    results = train_group([*arguments, "spikes.loss=rewind"], timeout=180, program=("-m", "tests.faults"))
+    assert [code for code, _ in results] == [0, 0], results
+    assert [event["action"] for event in events(run_dir, "spike")] == ["rewind"]
+    assert [(event["step"], event["to"]) for event in events(run_dir, "rewind")] == [(30, 20)]
+    assert sorted(step_losses(run_dir)) == list(range(1, 37))
+    for process in range(2):
+        lines = read(run_dir / f"rows-{process}.jsonl")
+        assert POSITION not in [line["position"] for line in lines]

@@ -123,5 +123,6 @@ if __name__ == "__main__":
         from jaxtrain.launch import main as launch
         from jaxtrain.output import outlive_the_terminal
 
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests run under `nohup`
         outlive_the_terminal()
         leave(launch(sys.argv[1:], module="tests.launchers.stand_in", warm="json"))

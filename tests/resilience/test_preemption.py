@@ -108,27 +108,34 @@ def told(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("service", "victims"), [("true", (1, 0)), ("false", (0, 1))])
-def test_one_process_is_told_and_all_save_the_same_step_and_go_on_bit_equal(
-    service: str, victims: tuple[int, int], tmp_path: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_jaxs_own_preemption_service_it_is_the_same(
+    tmp_path: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a step, in a long evaluation, and while it compiles; with JAX's own preemption service on or off."""
-    monkeypatch.setenv("JAX_ENABLE_PREEMPTION_SERVICE", service)
+    monkeypatch.setenv("JAX_ENABLE_PREEMPTION_SERVICE", "false")
+    run_dir = tmp_path / "run"
+    config = [str(write_tiny(tmp_path, tiny_data)), "mesh.fsdp=2", "steps=1000", *RUN]
+    told(start_group(config, devices=1), "SIGTERM", 0, lambda: steps_done(run_dir, 3))
+    assert checkpoint_steps(run_dir)[-1] == max(step_losses(run_dir)) == events(run_dir, "stop")[-1]["step"]
+
+
+@pytest.mark.slow
+def test_one_process_is_told_and_all_save_the_same_step_and_go_on_bit_equal(tmp_path: Path, tiny_data: Path) -> None:
+    """In a step, in a long evaluation, and while it compiles."""
     run_dir = tmp_path / "run"
     config = [str(write_tiny(tmp_path, tiny_data)), "mesh.fsdp=2", "steps=60", "eval.every=20", "eval.batch=2", *RUN]
     results = train_group([*config, f"run_dir={tmp_path / 'alone'}"], devices=1)
     assert [code for code, _ in results] == [0, 0], results
-    told(start_group(config, devices=1), "SIGINT", victims[1], lambda: has_compiled(run_dir))
+    told(start_group(config, devices=1), "SIGINT", 0, lambda: has_compiled(run_dir))
     assert checkpoint_steps(run_dir) == []
     assert "nothing to save" in events(run_dir, "stop")[-1]["reason"]
-    told(start_group(config, devices=1), "SIGTERM", victims[0], lambda: steps_done(run_dir, 3))
+    told(start_group(config, devices=1), "SIGTERM", 1, lambda: steps_done(run_dir, 3))
     (preempt,) = events(run_dir, "preempt")[-1:]
-    assert (preempt["signal"], preempt["rank"]) == ("SIGTERM", victims[0])
+    assert (preempt["signal"], preempt["rank"]) == ("SIGTERM", 1)
     newest = checkpoint_steps(run_dir)[-1]
     assert newest == max(step_losses(run_dir)) == events(run_dir, "stop")[-1]["step"] < 60
     if newest < 20:
         group = start_group(["slow-eval=3", *config], devices=1, program=FAULTS)
-        told(group, "SIGUSR1", victims[1], lambda: 20 in step_losses(run_dir))
+        told(group, "SIGUSR1", 0, lambda: 20 in step_losses(run_dir))
         assert checkpoint_steps(run_dir)[-1] == 20 == max(step_losses(run_dir))
         assert "its evaluation was left off" in events(run_dir, "stop")[-1]["reason"]
         assert events(run_dir, "eval") == []
