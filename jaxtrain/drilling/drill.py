@@ -243,10 +243,10 @@ class _Watch:
             if fault.kind in WITHOUT_A_RESTART:
                 return self._outcome
             # What ends the attempt may take a while: until the next one is launched, its steps are of the old one.
-            short = fault.kind == "lost"
-            self._find(
-                "was not started again", lambda event: _is("launch")(event) and (not short or self._short(event))
-            )
+            if fault.kind == "lost":
+                self._find("did not go on with fewer", lambda event: _is("launch")(event) and self._short(event))
+            else:
+                self._find("was not started again", _is("launch"))
             if altered is not None:
                 restored = self._find("nothing was restored", _is("restore"))
                 if restored["step"] >= altered:
