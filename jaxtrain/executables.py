@@ -52,9 +52,11 @@ def load_or_compile(lowered: Lowered, devices: Sequence[jax.Device], folder: Pat
             _log.warning("%s can't be loaded and is compiled again: %s", path, first_line(error))
     with without_compile_cache():  # what was loaded from there can be run, but not be written again
         compiled = lowered.compile()
-    payload, _, _ = serialize_executable.serialize(compiled)
-    with contextlib.suppress(OSError):  # where it can't be kept, the next start compiles
+    try:
+        payload, _, _ = serialize_executable.serialize(compiled)
         replace_bytes(path, hashlib.sha256(payload).digest() + payload)
+    except Exception as error:  # whatever pickling meets, such as a callback into Python, or a full disk
+        _log.info("a program can't be kept, and is compiled at each start: %s", first_line(error))
     return compiled
 
 

@@ -63,3 +63,18 @@ def test_other_programs_devices_and_flags_have_their_own(tmp_path: Path, monkeyp
 
 def test_where_nothing_can_be_written_it_is_compiled(tmp_path: Path) -> None:
     assert load(2, tmp_path / "absent") == 6
+
+
+def test_a_program_that_calls_back_into_python_is_compiled_at_each_start(tmp_path: Path) -> None:
+    for _ in range(2):
+        seen: list[float] = []
+
+        def telling(x: jax.Array, seen: list[float] = seen) -> jax.Array:
+            jax.debug.callback(lambda value: seen.append(float(value)), x)
+            return 2 * x
+
+        compiled = load_or_compile(jax.jit(telling).lower(THREE), [jax.devices()[0]], tmp_path)
+        assert float(compiled(THREE)) == 6
+        jax.effects_barrier()
+        assert seen == [3.0]
+    assert list(tmp_path.iterdir()) == []
